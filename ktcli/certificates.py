@@ -17,10 +17,11 @@ VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 
 
 def authorities() -> Path:
-    """Returns the file or the folder with the certificates of the authorities that count.
+    """Returns the file or folder with the certificates of the authorities that TLS connections trust: that of
+    SSL_CERT_FILE or REQUESTS_CA_BUNDLE, else the system's, else certifi's.
 
     Raises:
-        UsageError: a variable names one that has none.
+        UsageError: a variable names one without certificates.
     """
     if (named := _named()) is not None:
         return _checked(*named)
@@ -35,7 +36,7 @@ def authorities() -> Path:
 
 
 def context() -> ssl.SSLContext:
-    """Returns an SSL context that trusts these authorities. Raises: UsageError: as `authorities`."""
+    """Returns an SSL context that trusts the certificate authorities of `authorities`. Raises: UsageError: as there."""
     found = str(authorities())
     folder = os.path.isdir(found)
     return ssl.create_default_context(
@@ -44,8 +45,8 @@ def context() -> ssl.SSLContext:
 
 
 def environment() -> dict[str, str]:
-    """Returns the environment variable by which a child process trusts the same authorities; empty: those of the
-    system.
+    """Returns the environment variable, name and value, by which a child process trusts the same certificate
+    authorities; {}: those of the system.
     """
     if (named := _named()) is None:
         return {}
@@ -54,7 +55,7 @@ def environment() -> dict[str, str]:
 
 
 def unverified(url: str, error: ssl.SSLCertVerificationError) -> ServerFailed:
-    """Returns the error for a server whose certificate these authorities do not confirm."""
+    """Returns the error that says that the certificate of the server at `url` cannot be verified."""
     return ServerFailed(
         f"the certificate of {url} cannot be verified: {error.verify_message}",
         hint=f"{VARIABLES[0]} names a file with certificates of your own that you trust",

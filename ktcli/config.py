@@ -45,37 +45,41 @@ class Stated:
 
     @property
     def source(self) -> str:
-        """The source of the value, as the subject of a sentence: "KT_THREADS"."""
+        """The source of the value of a setting, as the subject of a sentence: "KT_THREADS", or "threads in
+        ~/.config/kt/config.toml".
+        """
         if self.origin is Origin.FILE:
             return f"{self.setting.name} in {settingsfile.shown(settingsfile.path())}"
         return self.setting.variable
 
     @property
     def words(self) -> str:
-        """The assignment as it was written: "KT_THREADS=8"."""
+        """The assignment of a setting as it was written: "KT_THREADS=8", or "threads = 8 in
+        ~/.config/kt/config.toml".
+        """
         if self.origin is Origin.FILE:
             return f"{self.setting.name} = {self.text} in {settingsfile.shown(settingsfile.path())}"
         return f"{self.setting.variable}={self.text}"
 
     @property
     def undo(self) -> str:
-        """The command that removes the setting."""
+        """The command that removes the setting where it was made: "unset KT_THREADS" or "kt config unset threads"."""
         if self.origin is Origin.FILE:
             return f"kt config unset {self.setting.name}"
         return f"unset {self.setting.variable}"
 
     @property
     def value(self) -> Any:
-        """The value; None: it is not set.
+        """The value of the setting, parsed from its text; None: it is not set.
 
         Raises:
-            UsageError: it can have no such value.
+            UsageError: the text is no value of this setting, or its line in the file cannot be read.
         """
         self.require()
         return self.setting.read(self.text, self.source, self.undo) if self.text else None
 
     def require(self) -> None:
-        """Raises UsageError if the line of the file cannot be read.
+        """Raises an error if the line of the settings file for this setting cannot be read.
 
         Raises:
             UsageError: it cannot, and the default would be another place than a person meant.
@@ -88,7 +92,9 @@ class Stated:
 
 
 def stated(name: str) -> Stated:
-    """Returns a setting's value from the environment, else from the file, else an unset one."""
+    """Returns the text and source of the setting called `name`: from the environment, else from the settings file, else
+    unset.
+    """
     setting = SETTINGS[name]
     said = os.environ.get(setting.variable, "")
     if said.strip():
@@ -102,17 +108,17 @@ def stated(name: str) -> Stated:
 
 
 def value(name: str) -> Any:
-    """Returns the value of a setting; None: it is not set.
+    """Returns the value of the setting called `name`, from the environment or the settings file; None: it is not set.
 
     Raises:
-        UsageError: its variable makes no sense.
+        UsageError: what is written there makes no sense.
     """
     return stated(name).value
 
 
 def environment() -> dict[str, str]:
-    """Returns the environment variables with which another process has the same library and settings, wherever it is
-    started.
+    """Returns the environment variables, values by name, with which another process has the same library and settings,
+    wherever it is started.
     """
     said = {each.variable: os.environ.get(each.variable, "") for each in SETTINGS.values()}
     named = any(os.environ.get(name, "").strip() for name in ("KT_CONFIG", "XDG_CONFIG_HOME"))
@@ -125,11 +131,11 @@ def environment() -> dict[str, str]:
 
 
 def home() -> Path:
-    """Returns the library folder, absolute; it need not exist yet.
+    """Returns the absolute path of the folder of the library of models; it need not exist yet.
 
     Raises:
-        UsageError: the setting names something that is not a folder, or one whose parent is not there, as when
-            a disk is not mounted; or there was a library, and none is there; or its line cannot be read.
+        UsageError: the setting names something that is not a folder, or one whose parent is not there, as when a disk
+            is not mounted; or there was a library, and none is there; or its line cannot be read.
     """
     said = stated("home")
     said.require()
@@ -168,7 +174,8 @@ def home() -> Path:
 
 
 def libraries() -> tuple[Path, ...]:
-    """Returns the further library folders, absolute; those that the settings name need not exist.
+    """Returns the absolute paths of the further library folders, without the own one; those that the settings name need
+    not exist.
 
     Raises:
         UsageError: the setting names what can be none, or one's own library folder makes no sense.
@@ -182,12 +189,14 @@ def libraries() -> tuple[Path, ...]:
 
 
 def forced_isa() -> str | None:
-    """Returns the row that KT_ISA forces, None if unset; the native library checks the name."""
+    """Returns the name of the row of kernels (instruction set) that KT_ISA forces, None if unset; the native library
+    checks it.
+    """
     return stated("isa").text or None
 
 
 def forced_tile_min() -> int | None:
-    """Returns the tokens per expert of KT_TILE_MIN, None if unset.
+    """Returns the number of tokens per expert in KT_TILE_MIN, from which AMX tiles are used; None if unset.
 
     Raises:
         UsageError: not a whole number from 1 to 4096.
@@ -197,7 +206,7 @@ def forced_tile_min() -> int | None:
 
 
 def cache_bytes() -> int | None:
-    """Returns the most bytes that KV pages on disk may take; 0: none are stored; None if it is not set.
+    """Returns the maximum number of bytes that KV pages on disk may take; 0: none are stored; None: it is not set.
 
     Raises:
         UsageError: it is no size.

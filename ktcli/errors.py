@@ -63,7 +63,7 @@ class ExitCode(IntEnum):
 
 
 def gib(size_bytes: int | float) -> str:
-    """Returns a size for people: '3.2 GiB', '17 MiB', '512 B'."""
+    """Returns a number of bytes for people: '3.2 GiB', '17 MiB', '512 B'."""
     value = float(size_bytes)
     for unit in ("B", "KiB", "MiB"):
         if abs(value) < 1024:
@@ -73,7 +73,7 @@ def gib(size_bytes: int | float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Returns a duration for people: "0.3 s", "45 s", "12 min", "3 h 20 min"."""
+    """Returns a duration in seconds for people: "0.3 s", "45 s", "12 min", "3 h 20 min"."""
     minutes = round(seconds / 60)
     if seconds < 3:
         return f"{seconds:.1f} s"
@@ -83,7 +83,7 @@ def duration(seconds: float) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """Returns a number and its noun: '1 run', '1,200 runs'."""
+    """Returns a number and its noun, with an s unless the number is 1: '1 run', '1,200 runs'."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
@@ -92,8 +92,8 @@ _LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
 
 
 def shortened(text: str) -> str:
-    """Returns a sentence without the middle of long words (paths, texts of a hub or a file), and cut itself if it is
-    still too long.
+    """Returns a text for an error or note in which words longer than 400 characters (paths, texts of a hub or a file)
+    lack their middle, as does the text itself if it is still longer than 2000.
     """
     words = _LONG_WORD.sub(lambda found: _without_middle(found[0], LONGEST_WORD), text)
     return _without_middle(words, LONGEST_SENTENCE)
@@ -105,7 +105,9 @@ def _without_middle(text: str, most: int) -> str:
 
 
 def predicted(tok_s: float) -> str:
-    """Returns a predicted speed for people, with the two digits that a prediction has: '1.6', '16', '160', '5,300'."""
+    """Returns a predicted speed in tokens per second for people, with two significant digits: '1.6', '16', '160',
+    '5,300'.
+    """
     digits = float(f"{tok_s:.2g}")
     return f"{digits:.1f}" if digits < 10 else f"{digits:,.0f}"
 
@@ -130,7 +132,7 @@ class KtError(Exception):
 
 @contextmanager
 def hinted(hint: str) -> Iterator[None]:
-    """Opens a context in which errors without a hint get this one."""
+    """Opens a context in which a KtError without a hint gets this one."""
     try:
         yield
     except KtError as error:
@@ -140,7 +142,7 @@ def hinted(hint: str) -> Iterator[None]:
 
 @contextmanager
 def interrupted(said: str) -> Iterator[None]:
-    """Opens a context in which Ctrl-C raises with a sentence about how to go on."""
+    """Opens a context in which Ctrl-C raises KeyboardInterrupt with the sentence `said`, about how to go on."""
     try:
         yield
     except KeyboardInterrupt:
@@ -149,7 +151,9 @@ def interrupted(said: str) -> Iterator[None]:
 
 @contextmanager
 def refusals(said: str, *, hint: str = "") -> Iterator[None]:
-    """Opens a context in which what the system refuses is a KtError: "cannot write FILE: no space left on device"."""
+    """Opens a context in which an OSError becomes a KtError whose message begins with `said`: "cannot write FILE: no
+    space left on device".
+    """
     try:
         yield
     except OSError as error:

@@ -15,7 +15,9 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # linux/falloc.h
 
 
 def can_punch(folder: Path) -> bool:
-    """Returns whether the file system of a folder supports punching holes; it is tried on a temporary file."""
+    """Returns whether the file system of a folder can free parts of a file (punch holes); this is tried on a temporary
+    file.
+    """
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             size = max(4096, os.fstat(file.fileno()).st_blksize)
@@ -28,7 +30,8 @@ def can_punch(folder: Path) -> bool:
 
 
 def punch(path: Path, ranges: Iterable[tuple[int, int]]) -> None:
-    """Punches holes into a file: from the first byte of each range to the one after its last.
+    """Frees ranges of bytes of a file on the disk (punches holes); they read as zeros. A range goes from its first byte
+    to the one after its last.
 
     Raises:
         OSError: the file system cannot do it, or the disk failed.

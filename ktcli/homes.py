@@ -22,7 +22,7 @@ _MOST = 100  # the latest ones: tests and trials have many
 
 
 def remember(home: Path) -> None:
-    """Records a library folder that is not empty."""
+    """Records the path of a library folder that is not empty, with its mount point, in a file of the user."""
     path, known = _path(), _read()
     where = str(home)
     if not _holds_something(home) or known.get(where) == (mount := _mount_of(home)):
@@ -35,7 +35,7 @@ def remember(home: Path) -> None:
 
 
 def is_missed(home: Path, *, named: bool) -> bool:
-    """Returns whether a recorded library does not exist, most likely because its disk is not mounted.
+    """Returns whether a library folder that was recorded before is gone, most likely because its disk is not mounted.
 
     Args:
         named: whether somebody said that it is there, so that its absence is a surprise.

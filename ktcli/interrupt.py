@@ -19,7 +19,9 @@ _stoppable: list[bool] = []  # not empty: in `stoppable`, in the main thread
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Opens a context in which Ctrl-C raises at once, within an `Interrupt` too; for the main thread."""
+    """Opens a context in which Ctrl-C raises KeyboardInterrupt at once, also where an `Interrupt` would only set a
+    flag; for the main thread.
+    """
     mine = threading.current_thread() is threading.main_thread()
     if mine:
         _stoppable.append(True)

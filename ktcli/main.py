@@ -24,7 +24,7 @@ _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # by a disk
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs one command line; returns its exit code."""
+    """Runs the command line with these arguments (without the name of the program); returns its exit code."""
     options = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
     # Errors in the command line itself come before the option is read.
     out.mode = Mode.JSON if "--json" in options else Mode.HUMAN

@@ -87,7 +87,9 @@ class FormatNames:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """The names as a JSON object."""
+        """The names of the formats as a JSON object: "experts", "dense", and under "f32" the parts of the model in f32,
+        if any.
+        """
         names = {"experts": self.experts, "dense": self.dense}
         return names | ({"f32": list(self.in_f32)} if self.in_f32 else {})
 
@@ -131,17 +133,17 @@ class Manifest:
 
     @property
     def records(self) -> tuple[FileRecord, ...]:
-        """The records of all files, small ones first."""
+        """The records (name, size, hash) of all files that the manifest lists, small ones first."""
         return (*self.extras, *self.files)
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all files but the manifest itself."""
+        """The bytes of all files that the manifest lists, without the manifest itself."""
         return sum(record.size_bytes for record in self.records)
 
     @property
     def origin(self) -> str:
-        """The place it was published, for people: "hf:org/repo@revision"; empty if unknown."""
+        """The place where the checkpoint was published, for people: "hf:org/repo@revision"; empty if unknown."""
         hub = f"{self.hub}:" if self.hub else ""
         revision = f"@{self.revision}" if self.revision else ""
         return f"{hub}{self.repository}{revision}" if self.repository else ""
@@ -153,11 +155,13 @@ class Manifest:
 
     @property
     def identity(self) -> Manifest:
-        """The manifest without its list of files: equal for conversions that give equal packs."""
+        """A copy of the manifest without its list of weight files: equal for conversions that give equal packs."""
         return replace(self, files=())
 
     def encode(self, *, indent: int | None = 1) -> bytes:
-        """Returns the bytes of the file; without indent one line."""
+        """Returns the manifest as the bytes of its JSON file, those of a pack with a hash of its own bytes; `indent`
+        None: one line.
+        """
         source: dict[str, Any] = {
             "hub": self.hub or None,
             "repository": self.repository or None,
@@ -183,7 +187,9 @@ class Manifest:
 
 
 def encode_record(record: FileRecord) -> dict[str, Any]:
-    """Returns the JSON object of one file."""
+    """Returns a file's record as a JSON object of a manifest: name, size, SHA-256, and the errors of the conversion if
+    any.
+    """
     row: dict[str, Any] = {
         "name": record.name,
         "size_bytes": record.size_bytes,
@@ -194,7 +200,7 @@ def encode_record(record: FileRecord) -> dict[str, Any]:
 
 
 def read(path: Path) -> Manifest | None:
-    """Returns the manifest in a file called CHECKPOINT or PACK; None if there is none.
+    """Returns the manifest in the file at `path`, called CHECKPOINT or PACK; None if there is no such file.
 
     Raises:
         BadCheckpoint: it cannot be read or is not a manifest of that kind.
@@ -214,10 +220,12 @@ def read(path: Path) -> Manifest | None:
 
 
 def parse(data: bytes, kind: str = PACK) -> Manifest:
-    """Returns the manifest of this kind, CHECKPOINT or PACK, in `data`.
+    """Returns the manifest in the JSON bytes `data`.
 
+    Args:
+        kind: CHECKPOINT or PACK: whose manifest it must be.
     Raises:
-        ValueError: it is none, or one of another version; the message completes "it …".
+        ValueError: it is none of this kind, or one of another version; the message completes "it …".
     """
     document = smallfiles.json_object(data, parse_int=_integer)
     version = document.get(_MARKS[kind])
@@ -270,7 +278,7 @@ def _seal(document: Mapping[str, Any], data: bytes) -> Seal:
 
 
 def parse_record(row: object) -> FileRecord:
-    """Returns the record of one file in a manifest.
+    """Returns the record of one file (name, size, hash, errors) from its JSON object in a manifest.
 
     Raises:
         ValueError: a field is missing or makes no sense.

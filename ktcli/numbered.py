@@ -8,8 +8,8 @@ _NUMBERED = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})(\.[a-z]+)")
 
 
 def numbered_set(name: str) -> list[str]:
-    """Returns the names of all files of a numbered set, in order, by the name of one; the name itself, if it has no
-    number.
+    """Returns the names of all files of a numbered set, in order, by the name of one of them ("a-00001-of-00003.gguf");
+    the name alone, if it has no number.
     """
     found = _NUMBERED.fullmatch(name)
     if found is None:

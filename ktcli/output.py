@@ -80,19 +80,19 @@ class Progress:
             self._bar.stop()
 
     def advance(self, amount: int = 1) -> None:
-        """Adds `amount` to the progress."""
+        """Adds `amount` units, bytes or items, to what the progress bar shows as done."""
         self._begin()
         if self._bar is not None:
             self._bar.advance(self._task, amount)
 
     def update(self, *, done: int, total: int | None = None) -> None:
-        """Sets the progress, and the total unless it is None."""
+        """Sets the units that the progress bar shows as done, and their total unless it is None."""
         self._begin()
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total)
 
     def retitle(self, title: str) -> None:
-        """Sets the title of the bar."""
+        """Sets the title of the progress bar."""
         if self._bar is not None:
             self._bar.update(self._task, description=safe(title))
 
@@ -175,12 +175,14 @@ class Output:
 
     @property
     def colours(self) -> bool:
-        """Whether results go to a terminal that supports colour."""
+        """Whether standard output is a terminal that supports colour."""
         return self._colours(sys.stdout)
 
     @property
     def width(self) -> int | None:
-        """The columns of the terminal that results go to; None if it is no terminal, so that lines may be long."""
+        """The columns of the terminal that standard output goes to; None if it is no terminal, so that lines may be
+        long.
+        """
         return columns_of(sys.stdout)
 
     def table(
@@ -190,17 +192,21 @@ class Output:
         *,
         right: Sequence[int] = (),
     ) -> str:
-        """Returns a `table` formatted for the terminal that results go to."""
+        """Returns the text of a table with aligned columns, for the width of the terminal that standard output goes to;
+        see `table`.
+        """
         return table(rows, head, right=right, width=self.width)
 
     def fold(self, text: str, indent: str = "") -> str:
-        """Returns a line broken between words at the terminal's width; `text` must have no colours yet."""
+        """Returns a line broken between words at the terminal's width, the further lines after `indent`; `text` must
+        have no colours yet.
+        """
         return folded(text, self.width, indent)
 
     # --- everything else: stderr --------------------------------------------------------------
 
     def note(self, text: str) -> None:
-        """Prints a progress message, for people only."""
+        """Prints a note to standard error, unless --json or --quiet is given; with --log-json as a line of JSON."""
         if self.mode is not Mode.HUMAN:
             return
         said = shortened(text)
@@ -210,15 +216,15 @@ class Output:
             _say(sys.stderr, folded(visible(said), columns_of(sys.stderr)))
 
     def record(self, entry: dict[str, Any]) -> None:
-        """Writes a line of JSON to a log for programs, with the time."""
+        """Writes an entry of a log for programs to standard error: a line of JSON, with the time."""
         _say(sys.stderr, _document({"time": round(time.time(), 3), **entry}))
 
     def warn(self, text: str, *, hint: str = "") -> None:
-        """Prints something the user should know although the command goes on."""
+        """Prints a warning to standard error: something the user should know although the command goes on."""
         self._tell("warning:", "yellow", text, hint)
 
     def error(self, error: KtError) -> None:
-        """Prints an error and what to do next; with --json also a document on stdout."""
+        """Prints an error and its hint to standard error; with --json also a document on standard output."""
         self._tell("error:", "red", safe(error), error.hint)
         if self.mode is Mode.JSON:
             told = {"message": str(error), "hint": error.hint, "exit_code": error.exit_code}
@@ -236,11 +242,13 @@ class Output:
         return Progress(title, total, unit, shows, done)
 
     def hold(self) -> None:
-        """Defers warnings while an answer is written on the same terminal, so that they do not interrupt it."""
+        """Defers warnings and errors while an answer is written on the same terminal, so that they
+        do not interrupt it.
+        """
         self._held = []
 
     def release(self) -> None:
-        """Prints the warnings that were deferred."""
+        """Prints the warnings and errors that `hold` deferred; later ones are printed at once."""
         held, self._held = self._held or (), None
         for each in held:
             self._tell(*each)
@@ -263,10 +271,10 @@ class Output:
     # --- questions ----------------------------------------------------------------------------
 
     def confirm(self, question: str) -> bool:
-        """Asks a yes-or-no question on the terminal; returns the answer, by default no.
+        """Asks a yes-or-no question on the terminal; returns whether the answer is yes, by default False.
 
         Raises:
-            UsageError: there is no terminal to ask on; the sentence names the flag twin.
+            UsageError: there is no terminal to ask on; the hint names the option that answers it.
         """
         if self.mode is not Mode.HUMAN or not (sys.stdin.isatty() and sys.stderr.isatty()):
             what = question[:1].lower() + question[1:].rstrip("?")
@@ -279,7 +287,8 @@ class Output:
         return answer.strip().lower() in ("y", "yes")
 
     def agree(self, offer: Iterable[str], command: str) -> None:
-        """Shows an offer of what is about to be pulled for another command; returns if the user agrees, else raises.
+        """Shows an offer of what is about to be pulled for another command and asks the user; returns if they agree,
+        else raises.
 
         Raises:
             UsageError: there is no terminal to ask on; the hint has `command`, which pulls it.
@@ -298,7 +307,7 @@ class Output:
             raise KtError("nothing was pulled", hint=f"to pull it later: {command}")
 
     def choose(self, question: str, most: int) -> int:
-        """Asks for a number from 1 to `most` on the terminal; returns it; Enter is 1.
+        """Asks for a number from 1 to `most` on the terminal; returns that number, 1 if the user only presses Enter.
 
         Raises:
             UsageError: the answer is none of them.
@@ -313,7 +322,9 @@ class Output:
     # --- colour -------------------------------------------------------------------------------
 
     def style(self, text: str, style: str, stream: TextIO | None = None) -> str:
-        """Returns `text` in a style, if `stream` (stdout) is a terminal that supports colour."""
+        """Returns `text` in a style ("bold", "red" and so on), with SGR codes, if `stream` (None: stdout) is a terminal
+        that supports colour; else unchanged.
+        """
         target = sys.stdout if stream is None else stream
         return f"\x1b[{_STYLES[style]}m{visible(text)}\x1b[0m" if self._colours(target) else text
 

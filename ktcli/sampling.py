@@ -50,7 +50,9 @@ class SamplingSettings:
 
     @property
     def used_temperature(self) -> float:
-        """The effective temperature: 0 where the best token is always chosen."""
+        """The temperature that sampling uses: 0 if `greedy` (the most likely token is always chosen), else
+        `temperature`.
+        """
         return 0.0 if self.greedy else self.temperature
 
     def __post_init__(self) -> None:
@@ -81,16 +83,20 @@ class SamplingSettings:
             )
 
     def within(self, vocab: int) -> SamplingSettings:
-        """Returns the settings without biases of tokens that a vocabulary of `vocab` ids does not have."""
+        """Returns these settings without logit biases of tokens that a vocabulary of `vocab` ids does not have."""
         known = tuple((id, bias) for id, bias in self.logit_bias if id < vocab)
         return self if known == self.logit_bias else replace(self, logit_bias=known)
 
     @property
     def is_greedy(self) -> bool:
-        """Whether nothing is drawn, so that a seed has no effect."""
+        """Whether the most likely token is always chosen, by `greedy` or temperature 0, so that a
+        seed has no effect.
+        """
         return self.greedy or self.temperature == 0
 
     @property
     def counts(self) -> bool:
-        """Whether the choice depends on which tokens came before."""
+        """Whether a repetition, presence or frequency penalty is set, so that the choice depends on the tokens that
+        came before.
+        """
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)

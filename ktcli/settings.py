@@ -40,7 +40,7 @@ class Domain:
 
 
 def whole_numbers(least: int, most: int) -> Domain:
-    """Returns the domain of whole numbers of a range."""
+    """Returns the domain of a setting (the values that it can have) that is a whole number from `least` to `most`."""
 
     def read(text: str) -> int:
         # int() itself also takes other digits, and refuses thousands of them with an error of its own.
@@ -55,7 +55,7 @@ def whole_numbers(least: int, most: int) -> Domain:
 
 
 def real_numbers(least: float, most: float) -> Domain:
-    """Returns the domain of numbers of a range."""
+    """Returns the domain of a setting (the values that it can have) that is a number from `least` to `most`."""
 
     def read(text: str) -> float:
         value = float(text)
@@ -68,7 +68,9 @@ def real_numbers(least: float, most: float) -> Domain:
 
 
 def words_like(pattern: str, allowed: str) -> Domain:
-    """Returns the domain of words that match a regular expression; their users check the rest."""
+    """Returns the domain of a setting (the values that it can have) that is a word matching a regular expression;
+    `allowed` describes it to people. What uses the setting checks the rest.
+    """
 
     def read(text: str) -> str:
         if re.fullmatch(pattern, text, re.ASCII) is None:
@@ -79,7 +81,9 @@ def words_like(pattern: str, allowed: str) -> Domain:
 
 
 def texts(most_chars: int) -> Domain:
-    """Returns the domain of texts of some length."""
+    """Returns the domain of a setting (the values that it can have) that is a text of at most `most_chars` characters,
+    not empty.
+    """
 
     def read(text: str) -> str:
         if len(text) > most_chars or "\0" in text or not text.strip():
@@ -152,20 +156,22 @@ class Setting:
 
     @property
     def variable(self) -> str:
-        """Its environment variable: KT_MAX_TOKENS for max-tokens."""
+        """The name of the environment variable for the setting: KT_MAX_TOKENS for max-tokens."""
         return f"KT_{self.name.upper().replace('-', '_')}"
 
     @property
     def summary(self) -> str:
-        """The first sentence of its help, without the full stop."""
+        """The first sentence of the setting's help, without the full stop."""
         return self.help.split(". ")[0].rstrip(".")
 
     def read_option(self, text: str) -> Any:
-        """Returns the value of a text that the command line gives. Raises: UsageError: it can have no such value."""
+        """Returns the parsed value of the setting from the text of its command-line option. Raises: UsageError: it can
+        have no such value.
+        """
         return self.read(text, self.option, "leave it out")
 
     def read(self, text: str, source: str, undo: str) -> Any:
-        """Returns the value of a text.
+        """Returns the parsed value of the setting from a text.
 
         Args:
             source: where it was said, for the sentence: "KT_THREADS".

@@ -81,8 +81,9 @@ class _Entry:
 
 
 def path() -> Path:
-    """Returns the path of the settings file, which need not exist: KT_CONFIG, else in the folder of the system for
-    them."""
+    """Returns the absolute path of the settings file, which need not exist: that of KT_CONFIG, else kt/config.toml in
+    $XDG_CONFIG_HOME or ~/.config.
+    """
     named = os.environ.get("KT_CONFIG", "").strip()
     folder = os.environ.get("XDG_CONFIG_HOME", "").strip() or "~/.config"
     return Path(os.path.expanduser(named or f"{folder}/kt/config.toml")).absolute()
@@ -95,7 +96,7 @@ def shown(of: Path) -> str:
 
 
 def read(of: Path) -> SettingsFile:
-    """Returns the settings in a file; none if it does not exist, or is /dev/null."""
+    """Returns the settings in a file, with the errors in it; no settings if it does not exist, or is /dev/null."""
     try:
         found = os.stat(of)
     except FileNotFoundError:
@@ -292,7 +293,7 @@ def _checked(key: str, value: object) -> str:
 
 
 def complaint(of: Path) -> str:
-    """Returns a sentence about the errors in a settings file; empty if there are none."""
+    """Returns a sentence about the errors in the settings file at a path; empty if there are none."""
     faults = read(of).faults
     if not faults:
         return ""
@@ -304,7 +305,7 @@ def complaint(of: Path) -> str:
 
 
 def change(of: Path, setting: Setting, text: str | None) -> None:
-    """Sets or removes a setting in a settings file.
+    """Sets or removes one setting in a settings file.
 
     Args:
         text: the new value, checked; None: the setting goes back to its default.
@@ -324,7 +325,7 @@ def change(of: Path, setting: Setting, text: str | None) -> None:
 
 
 def write(of: Path, text: str) -> None:
-    """Writes a settings file, atomically.
+    """Writes a text into a settings file, atomically.
 
     Raises:
         KtError: the system refuses.

@@ -42,7 +42,7 @@ class NotSmall(OSError):
 
 
 def read_bounded(path: Path, most: int) -> bytes:
-    """Returns the bytes of a regular file of at most `most` bytes.
+    """Returns the bytes of a regular file, which may be at most `most`.
 
     Raises:
         NotSmall: it has more, or it is no plain file. OSError: it cannot be read.
@@ -54,7 +54,8 @@ def read_bounded(path: Path, most: int) -> bytes:
 
 
 def read_start(path: Path, most: int) -> bytes:
-    """Returns the first `most` bytes of a file that the user named, or of a pipe, read until it is closed.
+    """Returns the first `most` bytes of a file that the user named, or of a pipe, read until it is closed or has given
+    them.
 
     Raises:
         OSError: it is missing or cannot be read.
@@ -81,7 +82,7 @@ def _read(path: Path, most: int, flags: int) -> bytes:
 
 
 def json_object(data: bytes | str, **hooks: Any) -> dict[str, Any]:
-    """Returns the object in a JSON text, nested at most MAX_NESTING levels deep.
+    """Returns the object in a JSON text as a dict, nested at most MAX_NESTING levels deep.
 
     Args:
         hooks: arguments of `json.loads`: how numbers are parsed.
@@ -109,7 +110,9 @@ def json_object(data: bytes | str, **hooks: Any) -> dict[str, Any]:
 
 
 def known_object(path: Path, most: int) -> dict[str, Any]:
-    """Returns the object in a JSON file of at most `most` bytes; empty: it is missing or something else."""
+    """Returns the object in a JSON file of at most `most` bytes as a dict; {} if it is missing, cannot be read, or is
+    something else.
+    """
     try:
         return json_object(read_bounded(path, most))
     except (OSError, ValueError):
@@ -117,7 +120,7 @@ def known_object(path: Path, most: int) -> dict[str, Any]:
 
 
 def nests_beyond(value: object, limit: int) -> bool:
-    """Returns whether parsed JSON has more than `limit` levels."""
+    """Returns whether lists and objects in parsed JSON are nested more than `limit` levels deep."""
     level: list[Any] = [value]
     for _ in range(limit + 1):
         parts = [part.values() if isinstance(part, dict) else part for part in level]
@@ -133,7 +136,7 @@ def nests_beyond(value: object, limit: int) -> bool:
 def write(
     path: Path, data: bytes | str | memoryview, mode: int = 0o644, *, tidies: bool = True
 ) -> None:
-    """Writes a file atomically: beside its name, flushed to the disk, renamed.
+    """Writes a file atomically: to a temporary file beside it, flushed to the disk, then renamed to `path`.
 
     Args:
         mode: the permissions of a new file, less those that the umask takes away.
@@ -170,19 +173,21 @@ def write_named(path: Path, data: bytes | str) -> None:
 
 
 def meant_name(name: str) -> str:
-    """Returns the target name of a temporary file of `write`, from its own name; empty: it is no such file."""
+    """Returns the name of the file that a temporary file of `write` is to become, by the name of the temporary file;
+    empty: it is no such name.
+    """
     found = _UNFINISHED.fullmatch(name)
     return found[1] if found else ""
 
 
 def is_running(process: str) -> bool:
-    """Returns whether a process of this machine runs, by its number."""
+    """Returns whether the process with this id (decimal digits) runs on this machine."""
     return Path("/proc", process).exists()
 
 
 def is_abandoned(name: str) -> bool:
-    """Returns whether a file is a temporary one of `write`, left by a process of this machine that was killed, by its
-    name.
+    """Returns whether a file, by its name, is a temporary one of `write`, left by a process of this machine that no
+    longer runs.
     """
     found = _UNFINISHED.fullmatch(name)
     return found is not None and not is_running(found[2])
@@ -198,7 +203,8 @@ def _tidy(path: Path) -> None:
 
 
 def make_folder(path: Path, variable: str = "KT_HOME", example: str = "~/kt") -> Path:
-    """Creates `path` with its parents; returns it; `variable` is the one with which a user sets another path.
+    """Creates the folder `path` with its parents; returns `path`; `variable` is the one with which a user sets another
+    path, named with `example` in the hint of an error.
 
     Raises:
         KtError: it cannot be created or written.
@@ -210,12 +216,14 @@ def make_folder(path: Path, variable: str = "KT_HOME", example: str = "~/kt") ->
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Appends a line to an existing file, and flushes it; one torn by a power cut has no newline."""
+    """Appends the bytes of a line to an existing file, and flushes it to the disk; one torn by a power cut has no
+    newline.
+    """
     _put(path, line, os.O_APPEND)
 
 
 def free_bytes(folder: Path) -> int:
-    """Returns the bytes that may be written to the disk of `folder`, which need not exist yet."""
+    """Returns the number of bytes that may still be written to the disk of `folder`, which need not exist yet."""
     here = folder.absolute()
     while True:
         try:
@@ -229,7 +237,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def require_room(folder: Path, need_bytes: int, what: str, where: Path | None = None) -> None:
-    """Refuses what would write more bytes than the disk of `folder` has free.
+    """Raises an error if `need_bytes` are more than the disk of `folder` has free.
 
     Args:
         what: what is being done, for the error's sentence: "pulling qwen3-30b-a3b".
@@ -242,7 +250,7 @@ def require_room(folder: Path, need_bytes: int, what: str, where: Path | None = 
 
 
 def sync_folder(folder: Path) -> None:
-    """Flushes a folder, so that created and removed names in it survive a power cut."""
+    """Flushes a folder to the disk, so that created and removed names in it survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -323,13 +331,15 @@ def _sign(descriptor: int, path: Path, what: str, frees: bool) -> None:
 
 
 def expect(path: Path, total_bytes: int) -> None:
-    """Writes into a lock that this process holds the number of bytes that its folder will have in the end."""
+    """Writes into the lock file at `path`, which this process holds, the number of bytes that its folder will have in
+    the end.
+    """
     with contextlib.suppress(OSError):  # for people only
         append_line(path, f"{total_bytes}\n".encode())
 
 
 def holder(path: Path) -> Holder | None:
-    """Returns the process that holds the lock `path`; None if none does, or it is unknown."""
+    """Returns the process that holds the lock file at `path`, and what it does; None if none does, or it is unknown."""
     try:
         # A pipe in its place would block.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -33,7 +33,7 @@ _SOON_S = 0.001
 
 
 def run() -> None:
-    """Runs the program; this is the entry point of the console script."""
+    """Runs the command line of this process and ends it with its exit code; the entry point of the console script."""
     mine = False
     try:
         # A program that is started in the background may find Ctrl-C ignored; it stays so.

@@ -26,7 +26,9 @@ _INDENT = 4  # of a cell on lines of its own
 
 
 def safe(text: object) -> str:
-    """Returns `text` on one line with control characters made visible: for names from outside."""
+    """Returns the text of an object on one line, with control characters as escapes such as a backslash and n: for
+    names from outside.
+    """
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
         for c in str(text)
@@ -34,7 +36,9 @@ def safe(text: object) -> str:
 
 
 def visible(text: object) -> str:
-    """Returns `text` with its lines and tabs unchanged, and all other control characters made visible."""
+    """Returns the text of an object with its lines and tabs unchanged, and all other control characters as visible
+    escapes.
+    """
     return _CONTROL.sub(lambda found: safe(found[0]), str(text))
 
 
@@ -45,12 +49,13 @@ def table(
     right: Sequence[int] = (),
     width: int | None = None,
 ) -> str:
-    """Returns aligned columns, two spaces apart, without rules; `right` lists right-aligned columns.
+    """Returns rows as text in aligned columns, two spaces apart, without rules; `right` lists right-aligned columns.
+    Empty without rows and `head`.
 
     Args:
-        width: columns of the terminal, in which cells of the last column are broken between words, or
-            get lines of their own where little is left for them; where not even the other columns fit, rows
-            go on in further lines. None: nothing is broken.
+        width: columns of the terminal, in which cells of the last column are broken between words, or get lines of
+            their own where little is left for them; where not even the other columns fit, rows go on in further lines.
+            None: nothing is broken.
     """
     body = [[safe(cell) for cell in row] for row in rows]
     lines = [list(head), *body] if head else body
@@ -112,7 +117,9 @@ def _stacked(
 
 
 def columns_of(stream: TextIO) -> int | None:
-    """Returns the columns of the terminal that a stream goes to; None: it is none, and lines may be long."""
+    """Returns the columns of the terminal that a stream goes to; None: it goes to no terminal, and
+    lines may be long.
+    """
     if not stream.isatty():
         return None
     said = os.environ.get("COLUMNS", "")
@@ -125,7 +132,9 @@ def columns_of(stream: TextIO) -> int | None:
 
 
 def folded(text: str, width: int | None, indent: str = "") -> str:
-    """Returns lines broken between words where a terminal ends; one that can hardly hold a word breaks them itself."""
+    """Returns a text whose lines are broken between words after `width` columns, the further ones after `indent`;
+    unchanged if `width` is None, or so small that the terminal itself breaks the lines.
+    """
     if width is None or width <= len(indent) + _LEAST_ROOM:
         return text
     lines: list[str] = []
@@ -142,7 +151,9 @@ def _words_in(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def fitted(text: str, width: int | None) -> str:
-    """Returns a text broken between words where a terminal ends; lines in colours are as wide as they should be."""
+    """Returns a text whose lines are broken between words after `width` columns, except those with colours, which are
+    as wide as they should be; unchanged if `width` is None.
+    """
     lines = text.split("\n")
     for at, line in enumerate(lines):
         if width is not None and len(line) > width and "\x1b" not in line:

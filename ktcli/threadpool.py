@@ -16,7 +16,9 @@ class Threads(ThreadPoolExecutor):
     """A team of threads that take no signals."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Lets a thread call `fn`; returns the future of its result, see `Executor.submit`."""
+        """Lets a thread of the pool call `fn` with these arguments; returns the future of its result, see
+        `Executor.submit`.
+        """
         if len(self._threads) == self._max_workers:
             return super().submit(fn, *args, **kwargs)
         with signals_blocked():  # a thread more may be started

@@ -42,7 +42,7 @@ class Daemon(threading.Thread):
         super().__init__(target=target, args=args, name=name, daemon=True)
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Starts the thread, with signals blocked in it."""
         with signals_blocked():
             super().start()
 
@@ -76,17 +76,19 @@ class BackgroundCall(Generic[T]):
 
     @property
     def ended(self) -> bool:
-        """Whether the call has returned or raised."""
+        """Whether the function called in the background has returned or raised."""
         return self._ended.is_set()
 
     def wait(self, wait_s: float) -> bool:
-        """Waits for the end of the call; returns whether it came within `wait_s` seconds."""
+        """Waits until the function called in the background has ended; returns whether it has
+        within `wait_s` seconds.
+        """
         return self._ended.wait(wait_s)
 
 
 def in_parallel(call: Callable[[A], T], items: Sequence[A], threads: int, name: str) -> list[T]:
-    """Returns the results of a function for each item, called by up to `threads` daemon threads, so that a blocked one
-    does not keep the process from ending.
+    """Returns the results of `call` for the items, in their order; up to `threads` daemon threads call it, so that a
+    blocked one does not keep the process from ending. The first error of a call is raised.
     """
     if min(threads, len(items)) < 2:
         return [call(item) for item in items]

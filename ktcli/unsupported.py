@@ -47,11 +47,15 @@ UNSUPPORTED = (
 
 
 def unsupported_type(model_type: str) -> UnsupportedModel | None:
-    """Returns the unsupported model of a `model_type` or of the text part of one; None: no such model is known."""
+    """Returns the known but unsupported model whose model_type begins the given one (that of a config, or of its text
+    part); None: there is none.
+    """
     return next((each for each in UNSUPPORTED if model_type.startswith(each.model_type)), None)
 
 
 def unsupported_named(name: str) -> UnsupportedModel | None:
-    """Returns the model that a short name or a repository's id begins with, upper or lower case; None: none does."""
+    """Returns the known but unsupported model with whose title a short name or a repository id begins, upper or lower
+    case; None: there is none.
+    """
     said = name.rpartition("/")[2].lower()
     return next((each for each in UNSUPPORTED if said.startswith(each.title.lower())), None)

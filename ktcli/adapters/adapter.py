@@ -50,17 +50,19 @@ class LoraPair:
 
     @property
     def rank(self) -> int:
-        """The rank of each matrix."""
+        """The LoRA rank r of the update: the rows of each matrix A, and the columns of each matrix B."""
         return self.a.shape[1]
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of both factors in the files."""
+        """The number of bytes that the factors A and B take in the adapter's files."""
         return self.a.size_bytes + self.b.size_bytes
 
     @property
     def dtype(self) -> str:
-        """The type of its numbers in the files."""
+        """The number type of the factors A and B in the adapter's files: "F32", "F16" or "BF16"; "F32" if the two
+        differ.
+        """
         return self.a.dtype if self.a.dtype == self.b.dtype else "F32"
 
 
@@ -92,17 +94,19 @@ class LowRank:
 
     @property
     def scale(self) -> float:
-        """The factor of the product."""
+        """The factor that multiplies the product of B and A when it is added to the weights."""
         return self.pair.scale
 
     @property
     def rank(self) -> int:
-        """The rank r."""
+        """The LoRA rank r of the update: the rows of each matrix a, and the columns of each matrix b."""
         return self.pair.rank
 
     @property
     def shapes(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-        """The shapes of a and b."""
+        """The shapes of the factors a and b: (count, r, k) and (count, m, r), for `count` stored matrices with k
+        inputs, of which m rows change.
+        """
         count, r = self.tensor.count, self.rank
         return (count, r, self.tensor.k), (count, len(self.rows), r)
 
@@ -151,16 +155,19 @@ class Adapter:
         self.close()
 
     def close(self) -> None:
-        """Closes the files."""
+        """Closes the adapter's files."""
         self.files.close()
 
     @cached_property
     def updates(self) -> tuple[LowRank, ...]:
-        """The updates of the base's stored tensors; those that one tensor has of one pair follow each other."""
+        """The low-rank updates of the model's stored tensors, in the order of `pairs`; a pair whose target is stored in
+        several tensors has one for each.
+        """
         return tuple(each for pair in self.pairs for each in updates_of(pair))
 
     def values(self, pair: LoraPair) -> tuple[F32, F32]:
-        """Returns A [count, r, k] and B [count, n, r] of a pair, f32, read from the files.
+        """Returns the LoRA factors A [count, r, k] and B [count, n, r] of a target with `count` matrices [n, k], f32,
+        read from the files.
 
         Raises:
             BadCheckpoint: one is NaN or Inf, or a file cannot be read.
@@ -168,7 +175,8 @@ class Adapter:
         return pair.a.values(self.files), pair.b.values(self.files)
 
     def factors(self, update: LowRank) -> tuple[F32, F32]:
-        """Returns a [count, r, k] and b [count, m, r] of an update, f32; either may be a view that repeats one matrix.
+        """Returns the factors a [count, r, k] and b [count, m, r] of the update of m rows of a stored tensor, f32, read
+        from the files; either may be a view that repeats one matrix.
 
         Raises:
             BadCheckpoint: one is NaN or Inf, or a file cannot be read.
@@ -176,9 +184,12 @@ class Adapter:
         return placed(update, *self.values(update.pair))
 
     def stored(self, update: LowRank, room: Raw) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Returns the factors of an update like `factors`, but as the files have them: of a type of
-        `ktcli.adapters.factors.FLOATS`, mostly as views of `room`, which has the bytes of both in the files.
+        """Returns the factors a and b of a stored tensor's update in the shapes of `factors`, but in the number type of
+        the files: float32, float16, or uint16 with the bits of bf16.
 
+        Args:
+            room: at least `update.pair.size_bytes` bytes, into which the factors are read; the results are mostly views
+                of it.
         Raises:
             BadCheckpoint: a file cannot be read.
         """
@@ -190,7 +201,8 @@ class Adapter:
         return placed(update, *stored)
 
     def gain(self, gain: NewGain) -> F32:
-        """Returns the values [k] of a norm's gain as a checkpoint has them, f32.
+        """Returns the weights [k] that the adapter gives a norm, f32, as a checkpoint has them: without the constant
+        that some models add to them.
 
         Raises:
             BadCheckpoint: one is NaN or Inf, or the file cannot be read.
@@ -199,21 +211,24 @@ class Adapter:
 
     @cached_property
     def digest(self) -> str:
-        """The SHA-256 over all of its files, hexadecimal: two adapters that differ in one bit have two. It reads
-        every byte of those that `hashes` does not name."""
+        """The SHA-256 over all of the adapter's files, hexadecimal: two adapters that differ in one bit have two. Every
+        file that `hashes` does not name is read in full.
+        """
         return combined(
             (name, self.hashes.get(name) or hash_of(self.folder / name)) for name in self.names
         )
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all factors and gains in the files."""
+        """The number of bytes that the adapter's LoRA factors and norm gains take in its files."""
         gains = sum(each.part.entry.size_bytes for each in self.gains)
         return gains + sum(pair.size_bytes for pair in self.pairs)
 
     @property
     def parts(self) -> dict[ModelPart, list[LoraPair]]:
-        """The pairs by the part of the model that they belong to."""
+        """The adapter's LoRA pairs (A and B of one target), grouped by the part of the model that the target belongs
+        to, in the order of `pairs`.
+        """
         found: dict[ModelPart, list[LoraPair]] = {}
         for pair in self.pairs:
             found.setdefault(pair.target.part, []).append(pair)
@@ -221,8 +236,11 @@ class Adapter:
 
 
 def combined(hashes: Iterable[tuple[str, str]]) -> str:
-    """Returns the digest of an adapter from the names of its files, in the order of `folder.FILES`, and the SHA-256
-    of each."""
+    """Returns the digest of an adapter, hexadecimal: the SHA-256 over the names and the SHA-256 of its files.
+
+    Args:
+        hashes: (name, SHA-256) of each file, in the order of `folder.FILES`.
+    """
     state = sha256()
     for name, found in hashes:
         state.update(f"{name} {found}\n".encode())
@@ -230,7 +248,9 @@ def combined(hashes: Iterable[tuple[str, str]]) -> str:
 
 
 def updates_of(pair: LoraPair) -> Iterator[LowRank]:
-    """Yields the updates of stored tensors that a pair stands for; no number is read."""
+    """Yields the low-rank updates of the model's stored tensors that the LoRA pair of one target amounts to, one for
+    each tensor that holds rows of the target; no number is read from the files.
+    """
 
     def key(piece: TargetPiece) -> tuple[str, bool]:
         return piece.tensor.name, piece.stored.transposed
@@ -247,7 +267,9 @@ def updates_of(pair: LoraPair) -> Iterator[LowRank]:
 
 
 def chosen_rows(piece: TargetPiece) -> Rows:
-    """Returns the rows of the target that a piece has, in the order of `piece.rows`."""
+    """Returns the row numbers in the target's matrix of the rows that a piece holds, int32, in the order of
+    `piece.rows`.
+    """
     stored = piece.stored
     stop = stored.first + stored.rows * stored.step
     return np.arange(stored.first, stop, stored.step, dtype=np.int32)
@@ -265,10 +287,12 @@ def _of_heads(pair: LoraPair, piece: TargetPiece) -> LowRank:
 
 
 def placed(update: LowRank, a: NDArray[N], b: NDArray[N]) -> tuple[NDArray[N], NDArray[N]]:
-    """Returns the factors of an update from those of its pair.
+    """Returns the factors a [count, r, k] and b [count, m, r] of the update of a stored tensor, selected from the
+    factors of its LoRA pair; mostly as views.
 
     Args:
-        a: [1 or count, r, k of the target]. b: [1 or count, n of the target, r].
+        a: A of the pair, [1 or count, r, k of the target].
+        b: B of the pair, [1 or count, n of the target, r].
     """
     count = update.tensor.count
     if update.taken.ndim == 1:

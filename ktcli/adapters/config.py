@@ -40,9 +40,12 @@ def settings_document(
     known: Sequence[str],
     usual: tuple[int, float] | None = None,
 ) -> dict[str, Any]:
-    """Returns the JSON object of an adapter's config.
+    """Returns the contents of the adapter_config.json, as a JSON object, that makes peft wrap exactly these modules.
 
     Args:
+        settings: those of the adapter, whose base model and dropout are taken over.
+        modules: the modules and parameters that have LoRA factors.
+        saved: the names of the modules that the adapter replaces as a whole (`modules_to_save`).
         known: the names of all modules of the base, so that targets can be named by their ends.
         usual: the rank and alpha that no pattern has to name; None: the most frequent.
     """

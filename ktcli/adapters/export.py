@@ -73,7 +73,7 @@ class Exporter:
         self._spelled: Callable[[str], str] = own_spelling
 
     def write(self, folder: Path, layout: AdapterLayout) -> None:
-        """Writes the files into an empty folder.
+        """Writes the adapter's files in the given layout into an empty folder.
 
         Raises:
             UsageError: the layout cannot express the adapter.

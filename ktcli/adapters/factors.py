@@ -57,17 +57,19 @@ class Factor:
 
     @property
     def dtype(self) -> str:
-        """The type of its numbers in the files: "F32" if there are several."""
+        """The number type of the factor's tensors in the files: "F32", "F16" or "BF16"; "F32" if they have several
+        types.
+        """
         found = {part.entry.dtype for part in self.parts}
         return found.pop() if len(found) == 1 else "F32"
 
     @property
     def size_bytes(self) -> int:
-        """Its bytes in the files."""
+        """The number of bytes that the factor's tensors take in the files."""
         return sum(part.entry.size_bytes for part in self.parts)
 
     def values(self, files: OpenFiles) -> F32:
-        """Returns its values, [count, rows, columns] f32; exactly those of the files.
+        """Returns the factor's matrices, [count, rows, columns] f32, read from the files; no number is rounded.
 
         Raises:
             BadCheckpoint: one is NaN or Inf, or a file cannot be read.
@@ -76,9 +78,12 @@ class Factor:
         return self._shaped(found[0] if len(found) == 1 else np.concatenate(found))
 
     def stored(self, files: OpenFiles, room: Raw) -> NDArray[Any]:
-        """Returns its values in their type of FLOATS, [count, rows, columns], as a view of `room`, which has its
-        `size_bytes`; whether they are finite is not known.
+        """Returns the factor's matrices, [count, rows, columns], in the number type of the files: float32, float16, or
+        uint16 with the bits of bf16. They are not checked for NaN and Inf, except where the tensors have several types
+        and are read as f32.
 
+        Args:
+            room: at least `size_bytes` bytes, into which tensors of one type are read; the result is then a view of it.
         Raises:
             BadCheckpoint: a file cannot be read.
         """
@@ -104,7 +109,7 @@ class Factor:
 
 
 def decoded(part: Part, files: OpenFiles) -> F32:
-    """Returns the numbers of one tensor as f32, one behind the other; exactly those of the file.
+    """Returns the numbers of one tensor in an adapter's file as a flat f32 array; no number is rounded.
 
     Raises:
         BadCheckpoint: one is NaN or Inf, or the file cannot be read.
@@ -124,7 +129,9 @@ def decoded(part: Part, files: OpenFiles) -> F32:
 
 
 def encoded(values: F32, dtype: str) -> bytes:
-    """Returns the bytes of numbers in a type of FLOATS, rounded to nearest even where it does not hold them."""
+    """Returns the little-endian bytes of an array's numbers in the type `dtype` ("F32", "F16" or "BF16"), rounded to
+    nearest even where the type cannot hold them exactly.
+    """
     flat: F32 = np.ascontiguousarray(values, np.float32).reshape(-1)
     if dtype == "BF16":
         return as_bf16(flat).astype("<u2", copy=False).tobytes()
@@ -132,8 +139,9 @@ def encoded(values: F32, dtype: str) -> bytes:
 
 
 def as_bf16(values: F32) -> NDArray[np.uint16]:
-    """Returns the bits of numbers in bf16, rounded to nearest even. It takes a block at a time, which the CPU's cache
-    holds: that is four times as fast as whole arrays."""
+    """Returns the bits of the numbers in bf16, rounded to nearest even: uint16, in the shape of `values`. They are
+    converted in blocks that the CPU's cache holds: that is four times as fast as whole arrays.
+    """
     bits = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint32)
     made = np.empty(bits.size, np.uint16)
     room = np.empty(min(bits.size, _ROUNDED), np.uint32)
@@ -153,7 +161,7 @@ def hash_of(path: Path) -> str:
     """Returns the SHA-256 of a file, hexadecimal.
 
     Raises:
-        BadCheckpoint: it cannot be read.
+        BadCheckpoint: the file cannot be read.
     """
     try:
         with path.open("rb", buffering=0) as stream:

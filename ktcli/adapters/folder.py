@@ -40,7 +40,7 @@ HINT = (
 
 
 def read_settings(folder: Path) -> AdapterSettings:
-    """Returns the settings in the adapter_config.json of an adapter's folder.
+    """Returns the settings (rank, alpha, targets …) in the adapter_config.json of a LoRA adapter's folder.
 
     Raises:
         NotFound: there is no such folder. BadCheckpoint: it is no adapter, or of a kind that kt does not read.
@@ -53,7 +53,8 @@ def read_settings(folder: Path) -> AdapterSettings:
 
 
 def files_of(folder: Path) -> tuple[str, ...]:
-    """Returns the names of the files that an adapter in `folder` consists of.
+    """Returns the names of an adapter's files in `folder`: those of FILES that are there, in that order; always with
+    the weights.
 
     Raises:
         BadCheckpoint: its weights are not there, or only as a pickle.
@@ -76,7 +77,8 @@ def files_of(folder: Path) -> tuple[str, ...]:
 
 
 def open_adapter(folder: Path, model: Model, hashes: Mapping[str, str] | None = None) -> Adapter:
-    """Returns the open adapter in a folder, checked against the model that it is for; the caller closes it.
+    """Returns the LoRA adapter in a folder, its files open, checked against the model that it is for; the caller closes
+    it.
 
     Args:
         hashes: the SHA-256 of files, by name, which need not be hashed anew; None: all are, when it is asked for.

@@ -23,10 +23,12 @@ STRAIGHT_SINCE = (0, 19, 1)  # peft's version
 def fused_pairs(
     listed: ListedTargets, nested: Mapping[str, Mapping[int, FactorParts]]
 ) -> Iterator[LoraPair]:
-    """Yields the updates of parameters that hold all experts.
+    """Yields a LoRA pair (factors A and B, with their target) for each parameter that holds the matrices of all experts
+    of a layer and has factors in the adapter.
 
     Args:
-        nested: A and B by module, and by how deep they are nested in it.
+        nested: the tensors of A and B, by the name of the experts' module, then by how many of peft's wrappers enclose
+            them (0 or 1).
     Raises:
         BadCheckpoint: a module is not in the base, or its factors are of another shape.
     """

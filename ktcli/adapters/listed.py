@@ -33,8 +33,8 @@ class ListedTargets:
             self._matches = matcher(settings.modules) if self._is_expression else None
 
     def key(self, module: str, part: Part) -> str:
-        """Returns the name by which the patterns of the config know a module: that of its weight, where the weight is
-        a target parameter.
+        """Returns the name by which `rank_pattern` and `alpha_pattern` of adapter_config.json know a module:
+        "MODULE.weight" where this is a target parameter, else the module's own name.
 
         Raises:
             BadCheckpoint: no target of the config is it.
@@ -47,7 +47,8 @@ class ListedTargets:
         raise self._beyond(part)
 
     def fused_key(self, name: str, part: Part) -> str:
-        """Returns the name by which the patterns know a parameter of all experts.
+        """Returns `name`, the name by which `rank_pattern` and `alpha_pattern` of adapter_config.json know a parameter
+        that holds all experts.
 
         Raises:
             BadCheckpoint: no target of the config is it.
@@ -58,16 +59,20 @@ class ListedTargets:
         raise self._beyond(part)
 
     def cover(self, name: str) -> None:
-        """Records that a target has factors in a file of its own, whether the config lists it or not."""
+        """Records that the target `name` has factors, in a file of its own, so that `notes` does not report it as
+        untrained; the config need not list it.
+        """
         self._used.update(ends_of(name))
 
     def lists_parameter(self, name: str) -> bool:
-        """Returns whether a parameter is a target."""
+        """Returns whether adapter_config.json lists a parameter in `target_parameters`, by its whole name or by an end
+        of it.
+        """
         return any(end in self._parameters for end in ends_of(name))
 
     def notes(self, pairs: Iterable[LoraPair]) -> tuple[str, ...]:
-        """Returns sentences for the user about targets without tensors; to be called after all targets have been looked
-        up.
+        """Returns sentences for the user about differences between adapter_config.json and the adapter's tensors, such
+        as a target for which there are none; () if there are none. To be called after all targets have been looked up.
 
         Raises:
             BadCheckpoint: such a target is nowhere in the base.
@@ -143,5 +148,7 @@ class ListedTargets:
 
 
 def other_base(what: str) -> BadCheckpoint:
-    """Returns the error that an adapter does not fit its base, which may be another model."""
+    """Returns an error with the message `what`, which says that an adapter does not fit its base model; the hint is
+    that it may have been trained on another one.
+    """
     return BadCheckpoint(what, hint=OTHER_BASE)

@@ -30,8 +30,8 @@ class PartSummary:
 
 
 def summarised(adapter: Adapter) -> tuple[PartSummary, ...]:
-    """Returns the sizes and norms of an adapter's updates by part of the model, in the model's order; reads every
-    number.
+    """Returns a summary of an adapter's updates (modules, ranks, scales, bytes, Frobenius norm) for each part of the
+    model that they change, in the model's order; reads every number.
 
     Raises:
         BadCheckpoint: a number is NaN or Inf, or a file cannot be read.
@@ -54,8 +54,9 @@ def _summary(part: ModelPart, pairs: list[LoraPair], adapter: Adapter) -> PartSu
 
 
 def square_of(adapter: Adapter, pair: LoraPair) -> float:
-    """Returns the square of the Frobenius norm of a pair's update: the sum over its matrices of
-    scale² ⟨A Aᵀ, Bᵀ B⟩, without the product itself."""
+    """Returns the square of the Frobenius norm of the update of a LoRA pair (factors A and B of one target): the sum
+    over its matrices of scale² ⟨A Aᵀ, Bᵀ B⟩, without the product itself.
+    """
     a, b = (values.astype(np.float64) for values in adapter.values(pair))
     inner = (a @ a.swapaxes(1, 2)) * (b.swapaxes(1, 2) @ b)
     return max(float(inner.sum()), 0.0) * pair.scale**2

@@ -73,11 +73,15 @@ class MergedAdapter:
 
     @property
     def names(self) -> Collection[str]:
-        """The names of the changed tensors."""
+        """The names of the checkpoint tensors that the adapter changes."""
         return (*self._shares, *self._gains)
 
     def apply(self, name: str, start: int, values: Matrix) -> Matrix:
-        """Returns the merged values of rows [start, start + len(values)) of a tensor."""
+        """Returns rows [start, start + len(values)) of the checkpoint tensor `name` with the adapter merged in, f32.
+
+        Args:
+            values: these rows as the checkpoint has them, f32; they may be changed in place.
+        """
         if gain := self._gains.get(name):
             return self._adapter.gain(gain).reshape(values.shape)
         for share in self._shares[name]:

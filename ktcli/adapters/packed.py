@@ -41,18 +41,18 @@ class PackedAdapter:
 
     @property
     def ranks(self) -> int:
-        """The most ranks that the updates of one product have together."""
+        """The largest sum of the LoRA ranks of all updates of one matrix product; 1 if there are no updates."""
         return max((sum(u.rank for u in each) for each in self.updates.values()), default=1)
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all factors and gains."""
+        """The number of bytes that the packed factors and the norm gains take in memory."""
         factors = sum(u.a.nbytes + u.b.nbytes for each in self.updates.values() for u in each)
         return factors + sum(gain.nbytes for gain in self.gains.values())
 
 
 def pack_adapter(adapter: Adapter, name: str, recipe: Recipe, *, exact: bool) -> PackedAdapter:
-    """Returns an adapter with its factors packed; all of them are read.
+    """Returns an adapter in memory, its factors packed as the CPU's kernels read them; all of them are read.
 
     Args:
         name: its name for people.
@@ -74,14 +74,18 @@ def pack_adapter(adapter: Adapter, name: str, recipe: Recipe, *, exact: bool) ->
 
 
 def stored_gain(gain: NewGain, values: F32) -> F32:
-    """Returns a norm's gain [k] as the model has it, from its values as checkpoints have them."""
+    """Returns a norm's gain [k], f32, as the model stores it, from the norm's weights as checkpoints have them: some
+    models store 1 + weight.
+    """
     (piece,) = gain.tensor.sources[0]
     chosen = values[piece.first : piece.first + piece.rows * piece.step : piece.step]
     return np.ascontiguousarray(chosen + np.float32(piece.plus), np.float32)
 
 
 def ranks_of(adapter: Adapter) -> int:
-    """Returns the most ranks that the updates of one product have together; no number is read."""
+    """Returns the largest sum of the LoRA ranks of an adapter's updates of one stored tensor; 1 if there are no
+    updates. No number is read from the files.
+    """
     ranks: dict[str, int] = {}
     for update in adapter.updates:
         ranks[update.tensor.name] = ranks.get(update.tensor.name, 0) + update.rank
@@ -89,8 +93,9 @@ def ranks_of(adapter: Adapter) -> int:
 
 
 def product_rooms(adapter: Adapter) -> tuple[ProductRoom, ...]:
-    """Returns the room that an adapter's updates need beside products on devices, where routed experts are not; no
-    number is read."""
+    """Returns the sizes of an adapter's updates (ranks, inputs, outputs, matrices) for each stored tensor that they
+    change, for reserving memory on devices; routed experts are left out, and no number is read from the files.
+    """
     found: dict[str, ProductRoom] = {}
     for update in adapter.updates:
         tensor, layout = update.tensor, _Layout.of(update)
@@ -111,8 +116,12 @@ def product_rooms(adapter: Adapter) -> tuple[ProductRoom, ...]:
 
 
 def packed_bytes(adapter: Adapter, *, exact: bool) -> tuple[int, int]:
-    """Returns the bytes that the factors of an adapter have when they are packed, those of routed experts apart behind
-    the others'; no number is read."""
+    """Returns the bytes that an adapter takes in memory when it is packed, as two numbers: of everything but routed
+    experts, norm gains included, and of routed experts. No number is read from the files.
+
+    Args:
+        exact: whether factors are packed as f32; else as bf16.
+    """
     sizes = [0, 0]
     for update in adapter.updates:
         layout = _Layout.of(update)

@@ -68,11 +68,13 @@ def pair_up(
     parts: Mapping[str, Part],
     fused: Mapping[str, Part],
 ) -> tuple[tuple[LoraPair, ...], tuple[NewGain, ...], tuple[str, ...]]:
-    """Returns the updates and gains that the tensors of an adapter are, and sentences for the user.
+    """Returns what the tensors of an adapter's files are: the LoRA pairs, in the order of the model's tensors; the norm
+    gains that are replaced; and sentences for the user about what the author may not have meant.
 
     Args:
-        parts: the tensors of adapter_model.safetensors.
-        fused: those of fused_expert_lora.safetensors.
+        targets: those of the base model.
+        parts: the tensors of adapter_model.safetensors, by name.
+        fused: those of fused_expert_lora.safetensors, by name.
     Raises:
         BadCheckpoint: a tensor belongs nowhere, has no partner, or its shape is not that of the base.
     """

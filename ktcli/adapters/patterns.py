@@ -25,7 +25,7 @@ _EXPRESSION = re.compile(rf"\^?{_ELEMENT}+\$?", re.ASCII)
 
 
 def ends_of(name: str) -> list[str]:
-    """Returns a name and its ends behind each dot, the longest first."""
+    """Returns a dotted name and its ends after each dot, the longest first: "a.b.c", "b.c", "c"."""
     words = name.split(".")
     return [".".join(words[at:]) for at in range(len(words))]
 
@@ -63,7 +63,9 @@ class Patterns(Generic[T]):
             )
 
     def of(self, name: str) -> T | None:
-        """Returns the value of the first key that matches a module's name; None: none does."""
+        """Returns the value, such as a rank, of the first key in the file that matches a module's name; None: no key
+        does.
+        """
         found = [self._plain[end] for end in ends_of(name) if end in self._plain]
         found += [at for at, pattern in self._expressions if pattern.match(name)]
         return self._values[min(found)] if found else None

@@ -25,7 +25,9 @@ _SENTENCE = re.compile(r"fine-tuned version of .{1,300}? on the (.{1,1000}?) dat
 
 
 def records_of(folder: Path) -> tuple[str, ...]:
-    """Returns the names of the small files in a folder that record the training."""
+    """Returns the names of those files in a folder that record how the adapter was trained: the model card, training
+    arguments and results, each of at most MAX_BYTES.
+    """
     found = []
     for name in RECORDS:
         try:
@@ -38,8 +40,8 @@ def records_of(folder: Path) -> tuple[str, ...]:
 
 
 def trained_on(folder: Path) -> tuple[str, ...]:
-    """Returns the names of the data sets that an adapter was trained on, as its folder lists them; (): it lists
-    none.
+    """Returns the names of the data sets that an adapter was trained on, at most 20, as its model card or training
+    arguments name them; () if they name none.
     """
     names = dict.fromkeys(_clean(name) for name in _named(folder))
     return tuple(name for name in names if name)[:_MOST]

@@ -43,8 +43,8 @@ class Regrouped:
 
 
 def halves_of(pair: LoraPair, targets: Targets, adapter: Adapter) -> Iterator[Half]:
-    """Yields the update of a pair as updates of targets that are modules of each expert: two with the same A for a
-    parameter that holds gate and up.
+    """Yields a LoRA pair of routed experts as updates of targets that are modules of each expert: one as it is, or, for
+    a parameter that holds gate and up, one for each of the two with the same A.
     """
     if pair.target.is_each:
         yield Half(pair.target, pair, lambda: adapter.values(pair))
@@ -64,8 +64,8 @@ def halves_of(pair: LoraPair, targets: Targets, adapter: Adapter) -> Iterator[Ha
 
 
 def whole_of(target: LoraTarget, pairs: list[LoraPair], adapter: Adapter) -> Regrouped:
-    """Returns the one update of a parameter of all experts that is equal to some pairs together: those of gate and up,
-    which have factors of their own, with the sum of their ranks.
+    """Returns one update of `target`, a parameter that holds all experts, that equals the updates of `pairs` together:
+    where gate and up have factors of their own, its rank is the sum of theirs.
     """
     scale = pairs[0].scale
     dtypes = {pair.dtype for pair in pairs}

@@ -88,19 +88,23 @@ class AdapterSettings:
     version: tuple[int, ...]
 
     def rank_of(self, key: str) -> int:
-        """Returns the rank for a module, by its name in peft."""
+        """Returns the LoRA rank of a module, by its name in peft: that of the first matching key of `rank_pattern`,
+        else `r`.
+        """
         return self.ranks.of(key) or self.rank
 
     def alpha_of(self, key: str) -> float:
-        """Returns the alpha for a module."""
+        """Returns the LoRA alpha of a module, by its name in peft: that of the first matching key of `alpha_pattern`,
+        else `lora_alpha`.
+        """
         found = self.alphas.of(key)
         return self.alpha if found is None else found
 
     def scale_of(self, alpha: float, rank: int) -> float:
-        """Returns the factor of B·A.
+        """Returns the factor of the product B·A: alpha / rank, or with rsLoRA alpha / sqrt(rank).
 
         Raises:
-            BadCheckpoint: it is larger than any adapter's.
+            BadCheckpoint: its magnitude is above MAX_SCALE.
         """
         scale = alpha / (math.sqrt(rank) if self.rslora else rank)
         if not abs(scale) <= MAX_SCALE:
@@ -139,7 +143,9 @@ def parse_settings(data: bytes) -> AdapterSettings:
 
 
 def not_read(what: str) -> BadCheckpoint:
-    """Returns the error that kt does not read something of an adapter, which can be merged by others."""
+    """Returns an error with the message `what`, about something in an adapter that kt does not read; the hint is to
+    merge the adapter with peft.
+    """
     hint = "merge it into its base with peft (merge_and_unload), then: kt convert FOLDER"
     return BadCheckpoint(what, hint=hint)
 

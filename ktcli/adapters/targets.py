@@ -99,23 +99,25 @@ class LoraTarget:
 
     @property
     def is_each(self) -> bool:
-        """Whether each expert has a module of its own."""
+        """Whether the target stands for a module that each expert has of its own."""
         return EACH in self.name
 
     @property
     def is_fused(self) -> bool:
-        """Whether it is one parameter of all experts."""
+        """Whether the target is one parameter that holds the matrices of all experts."""
         return self.pieces[0].stored.matrix
 
     @property
     def parameter_name(self) -> str:
-        """The name of a parameter of all experts in its module, as transformers calls it."""
+        """The name that transformers gives the target within its module, such as "gate_up_proj"; for a parameter that
+        holds all experts.
+        """
         name = self.name.rpartition(".")[2]
         return _GRANITE.get(name, name)
 
     @property
     def part(self) -> ModelPart:
-        """The part of the model that it belongs to."""
+        """The part of the model (attention, routed experts, …) that the target's weights belong to."""
         return self.pieces[0].tensor.part
 
 
@@ -134,28 +136,32 @@ class Targets:
 
     @property
     def known(self) -> tuple[str, ...]:
-        """The names of all targets and norms, other spellings among them."""
+        """The names of all of the model's targets and norms, with the other spellings that adapters have for them."""
         return (*self.by_name, *self.norms, *self._aliases)
 
     def find(self, module: str) -> LoraTarget | None:
-        """Returns the target of a name in an adapter, where "{e}" stands for an expert's number; None: there is
-        none.
+        """Returns the target that an adapter means by a module's name, in any known spelling; "{e}" stands for an
+        expert's number. None: the model has no such target.
         """
         return self.by_name.get(self._aliases.get(module, module))
 
     def norm(self, module: str) -> Tensor | None:
-        """Returns the norm whose gain has this name in an adapter; None: there is none."""
+        """Returns the stored gain of the norm that an adapter means by a module's name, in any known spelling; None:
+        the model has no such norm.
+        """
         return self.norms.get(self._aliases.get(module, module))
 
     def fused(self, module: str) -> tuple[LoraTarget, ...]:
-        """Returns the parameters of all experts in a module, in the order in which they are declared there: gate and
-        up, then down."""
+        """Returns the targets in a module that are parameters with the matrices of all experts, in the order in which
+        they are declared there: gate and up, then down; () if there are none.
+        """
         found = (self.find(f"{module}.{name}") for name in _FUSED_NAMES)
         return tuple(each for each in found if each is not None and each.is_fused)
 
     def experts(self, layer: int, kind: str) -> LoraTarget | None:
-        """Returns the target of "gate", "up" or "down" of all experts of a layer, each of which has a module of its
-        own; None: the layer has no such experts."""
+        """Returns the target for the projection `kind` ("gate", "up" or "down") of a layer's experts, where each expert
+        has a module of its own; None: the layer has no such modules.
+        """
         for tensor in self.tensors:
             if tensor.role is not Role.EXPERTS or tensor.layer != layer:
                 continue
@@ -167,21 +173,25 @@ class Targets:
         return None
 
     def each_of(self, tensor: Tensor) -> tuple[LoraTarget, ...]:
-        """Returns the targets that make up a tensor of experts where each expert has modules of its own; (): the layer
-        has no such layout.
+        """Returns the targets, such as gate and up, whose rows make up a stored tensor of experts, where each expert
+        has modules of its own; (): the model has no such layout of it.
         """
         pieces = next((each for each in tensor.sources if each and EACH in each[0].name), ())
         return tuple(self.by_name[piece.name.removesuffix(".weight")] for piece in pieces)
 
     def parameter(self, tensor: Tensor) -> LoraTarget | None:
-        """Returns the one parameter that holds a whole tensor of experts; None: the layer has no such layout."""
+        """Returns the target that is one parameter with all rows of a stored tensor of experts, such as gate_up_proj;
+        None: the model has no such layout of it.
+        """
         names = (each[0].name for each in tensor.sources if each and each[0].matrix)
         found = (self.by_name.get(name) for name in names)
         ends = tuple(f".{name}" for name in _FUSED_NAMES)
         return next((each for each in found if each is not None and each.name.endswith(ends)), None)
 
     def nearest(self, module: str) -> str:
-        """Returns the name of the target that looks most like a module's; "": none does."""
+        """Returns the name of the target whose spelling is most similar to a module's name, for error messages; "" if
+        none is similar.
+        """
         known = [name for name in self.by_name if EACH not in name]
         return next(iter(get_close_matches(module, known, 1, 0.6)), "")
 
@@ -191,7 +201,9 @@ _FUSED_NAMES = ("gate_up_proj", "up_proj", "down_proj")
 
 
 def without_number(module: str) -> tuple[str, int]:
-    """Returns the name of an expert's module with "{e}" for its number, and the number; -1: it has none."""
+    """Returns the name of an expert's module with "{e}" in place of the expert's number, and the number; the name as it
+    is and -1 if it has none.
+    """
     found = _NUMBER.search(module)
     if found is None:
         return module, -1
@@ -199,8 +211,8 @@ def without_number(module: str) -> tuple[str, int]:
 
 
 def rows_in(tensor: Tensor, pieces: Iterable[Stored]) -> tuple[Rows, ...]:
-    """Returns the row numbers, in the stored tensor's matrix, of each piece of an alternative: below each other, or of
-    gate and up in panels that alternate.
+    """Returns, for each piece of a checkpoint that makes up a stored tensor, the int32 row numbers of its rows in the
+    stored matrix: the pieces lie below each other, or (gate and up) alternate in panels of PANEL_ROWS rows.
     """
     found, above = [], 0
     for at, stored in enumerate(pieces):
@@ -276,5 +288,5 @@ def _aliases(names: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def own_spelling(name: str) -> str:
-    """Returns the name that transformers 5 has for a target."""
+    """Returns the name that transformers 5 has for a target, which has ".mlp." in place of ".block_sparse_moe."."""
     return name.replace(_OLDER_MLP, _MLP)

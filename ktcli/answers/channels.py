@@ -49,14 +49,16 @@ class Channels:
 
     @staticmethod
     def known_to(tokenizer: Tokenizer) -> bool:
-        """Returns whether a model with this tokenizer answers in channels."""
+        """Returns whether a model with this tokenizer writes its answers in channels, as gpt-oss does: it has their
+        special tokens.
+        """
         ids = {tokenizer.id_of(mark) for mark in (START, CHANNEL, MESSAGE, END)}
         return ids <= tokenizer.special_ids
 
     @property
     def thought(self) -> bool:
-        """Whether the current message is not for the user. What is said before a call, in the channel of calls but to
-        no tool, is for the reader.
+        """Whether the message that is being read is hidden from the user, as the model's reasoning is. What is said
+        before a call, in the channel of calls but to no tool, is for the user.
         """
         head = self._tokenizer.decode(self._channel).split()
         if self._tool or not head or head[0] == FINAL:
@@ -65,11 +67,13 @@ class Channels:
 
     @property
     def thinks(self) -> bool:
-        """Whether the next id is text of a message that is not for the user."""
+        """Whether the next id is text of a message that is hidden from the user, such as the model's reasoning."""
         return self._state == MESSAGE and self.thought
 
     def feed(self, id: int) -> tuple[bool, str]:
-        """Returns the piece that `id` completes; empty text in a head, and while a character is unfinished."""
+        """Reads the next id; returns (whether it belongs to a thought, the text that it completes). The text is empty
+        in a message's header, and while a character is unfinished.
+        """
         mark = self._marks.get(id)
         if mark is None:
             if self._state == CHANNEL:
@@ -118,6 +122,6 @@ class Channels:
         return IN_CHANNELS.end if ended else ""
 
     def finish(self) -> tuple[bool, str]:
-        """Returns the piece that was held back."""
+        """Ends the answer; returns (whether it belongs to a thought, text) of the text that was held back."""
         thought, text = self._said(self._detokenizer.finish())
         return thought, text + self._end_of_call()

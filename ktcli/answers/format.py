@@ -31,7 +31,9 @@ class AnswerFormat:
 
     @classmethod
     def of(cls, texts: TextModel) -> AnswerFormat:
-        """Returns the answer format of the model with these texts."""
+        """Returns the format in which a model with these text files (tokenizer, chat template, response template)
+        writes its answers.
+        """
         return cls(texts, *_read(texts))
 
     @property
@@ -44,7 +46,7 @@ class AnswerFormat:
 
     @property
     def may_call(self) -> bool:
-        """Whether calls of tools can be read in the model's answers."""
+        """Whether tool calls in the model's answers can be recognised, by its response template or a known syntax."""
         template = self.template
         read = template is not None and template.has_calls
         return read or self.calls not in (None, GENERIC)

@@ -91,7 +91,7 @@ class AnswerReader:
 
     @property
     def calls(self) -> int:
-        """The number of calls of tools so far."""
+        """The number of tool calls that the answer has completed so far."""
         return self._form.calls
 
     @property
@@ -100,18 +100,22 @@ class AnswerReader:
         return self._form.stops.found
 
     def hears(self, id: int) -> bool:
-        """Reads the next id; returns whether the answer ends, or pauses, with it."""
+        """Reads the next id of the answer; returns whether the answer ends with it, by a stop string or its only call,
+        or pauses, as its thought budget is used up.
+        """
         self._added.append(self._allowed(self._form.feed(id)))
         if self._budget is not None and self._form.thinks:
             self._budget -= 1
         return bool(self.stopped) or self.called or self.spent
 
     def next(self) -> Added:
-        """Returns the events added by the first id whose events were not fetched yet."""
+        """Removes and returns the text and events that were added by the earliest id whose events were not fetched
+        yet.
+        """
         return self._added.popleft()
 
     def finish(self, *, whole: bool) -> Added:
-        """Ends the answer; returns the events that were held back.
+        """Ends the answer; returns the text and events that were held back.
 
         Args:
             whole: whether the model itself ended the answer: a call that is whole in a thought never closed is then

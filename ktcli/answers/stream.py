@@ -33,7 +33,9 @@ class StopStrings:
         return bool(self.found)
 
     def feed(self, text: str) -> str:
-        """Adds a piece of text; returns the text that is certainly no part of a stop string."""
+        """Adds a piece of text; returns the text, held back or new, that is certainly no part of a stop string; none
+        behind a stop string.
+        """
         if self.stopped:
             return ""
         if not self._stops:
@@ -51,13 +53,13 @@ class StopStrings:
         return passed
 
     def finish(self) -> str:
-        """Returns the text that was held back in vain."""
+        """Ends the text; returns what was held back because it could have become a stop string."""
         rest, self._held = self._held, ""
         return rest
 
 
 def overlap(text: str, stop: str) -> int:
-    """Returns the longest end of `text` with which `stop` begins."""
+    """Returns the number of characters of the longest end of `text` with which `stop` begins; 0 if there is none."""
     at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while at >= 0 and not stop.startswith(text[at:]):
         at = text.find(stop[0], at + 1)
@@ -79,7 +81,9 @@ class Thinking:
     _over: bool = field(default=False, repr=False)
 
     def feed(self, text: str) -> Iterator[tuple[bool, str]]:
-        """Yields the pieces of `text` in order; an end that may be half a tag waits."""
+        """Yields the pieces of `text` in order as pairs (whether it is a thought, piece); an end that may be part of a
+        tag is held back.
+        """
         rest = self._held + text
         if self.once and not self.inside and not THINK.startswith(rest[: len(THINK)]):
             self._over = True
@@ -103,12 +107,14 @@ class Thinking:
         self._held = rest[len(rest) - keep :]
 
     def leave(self) -> Iterator[tuple[bool, str]]:
-        """Ends a thought that was not closed; yields the text that was held back."""
+        """Ends a thought that was not closed; yields the text that was held back, as a pair (whether it is a thought,
+        text).
+        """
         yield from self.finish()
         self._over, self.inside = self._over or self.once, False
 
     def finish(self) -> Iterator[tuple[bool, str]]:
-        """Yields the text that was held back."""
+        """Yields the text that was held back, if there is any, as a pair (whether it is a thought, text)."""
         if self._held:
             yield self.inside, self._held
         self._held = ""
@@ -125,7 +131,9 @@ class ThoughtMarks:
         self._behind = False  # whether the next letter is the first behind a thought
 
     def without(self, pieces: Iterable[AnswerPiece]) -> tuple[AnswerPiece, ...]:
-        """Returns the pieces without marks; pieces that become empty are dropped."""
+        """Returns the next pieces of an answer without the marks of thoughts and the blank lines around them; pieces
+        that become empty are dropped.
+        """
         found = [
             (self._thought(text) if thought else self._answer(text), thought)
             for text, thought in pieces

@@ -46,13 +46,15 @@ class TextChat:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The conversation so far, as role and content of each message; a copy."""
+        """The messages of the conversation so far, each as {"role": …, "content": …}, the system text first if there is
+        one; a copy.
+        """
         said = self._chat.conversation
         system = [{"role": "system", "content": said.system}] if said.system else []
         return [dict(message) for message in (*system, *said.turns)]
 
     def ask(self, text: str) -> GenerationResult:
-        """Sends a message; returns the whole answer.
+        """Sends the user's message `text`; returns the model's whole answer.
 
         Raises:
             ContextFull: the question alone leaves no room; it is not part of the conversation.
@@ -64,10 +66,11 @@ class TextChat:
         return self.last
 
     def stream(self, text: str) -> Iterator[str]:
-        """Sends a message; yields the answer's text as it comes, without thoughts; afterwards `last` is the whole
-        answer.
+        """Sends the user's message `text`; yields the answer's text in pieces as it comes, without thoughts; afterwards
+        `last` is the whole answer.
 
-        It may be left at any piece, and is by the next question: the conversation then has what was said until there.
+        The iteration may stop at any piece, and the next question stops it: the conversation then has the answer's text
+        up to there.
 
         Raises:
             As `ask`.
@@ -107,6 +110,8 @@ class TextChat:
         self._coming = None
 
     def leave(self) -> None:
-        """Releases the model, see `EngineUser`."""
+        """Ends an answer in progress, and drops the conversation's reference to the model, so that the model's memory
+        can be freed.
+        """
         self._end()
         self._chat.leave()

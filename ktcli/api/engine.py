@@ -46,7 +46,7 @@ def load(
     parallel: int = 4,
     pull: bool = False,
 ) -> TextEngine:
-    """Returns a loaded model by its name; it is converted first if need be.
+    """Returns an engine with the model of this name, loaded into memory; the model is converted first if need be.
 
     Args:
         name: a name of the library or the catalogue, a repository, a folder or a file, as `kt chat` takes it, with
@@ -94,7 +94,7 @@ class EngineUser(Protocol):
     """The interface of an object that holds a reference to the model of an engine: a conversation."""
 
     def leave(self) -> None:
-        """Releases the model, so that its memory is free."""
+        """Drops this object's reference to the engine's model, so that the model's memory can be freed."""
 
 
 class TextEngine:
@@ -110,7 +110,7 @@ class TextEngine:
 
     @property
     def backend(self) -> LocalBackend:
-        """The model as conversations use it.
+        """The chat backend of the loaded model, through which conversations send their prompts to this engine.
 
         Raises:
             UsageError: the engine is closed.
@@ -121,7 +121,9 @@ class TextEngine:
 
     @property
     def settings(self) -> Settings:
-        """The model's own settings, below those that the name presets under which it was loaded."""
+        """The settings for the model's answers, such as sampling, stop strings and length: its own, overridden by those
+        that the name under which it was loaded presets.
+        """
         return preset_over(self.preset, self.backend.texts.settings)
 
     def require_open(self) -> None:
@@ -130,7 +132,7 @@ class TextEngine:
 
     @property
     def context(self) -> int:
-        """The number of tokens that a prompt and its answer can have together."""
+        """The most tokens that a prompt and its answer can have together."""
         return self.backend.engine.context
 
     def generate(
@@ -179,11 +181,13 @@ class TextEngine:
         return [GenerationResult.of(each.run, each.pieces) for each in made]
 
     def join(self, user: EngineUser) -> None:
-        """Registers a user that must release the model when the engine is closed."""
+        """Registers an object, such as a conversation, whose `leave` is called when the engine is closed; it is held by
+        a weak reference.
+        """
         self._users.add(user)
 
     def close(self) -> None:
-        """Cancels unfinished answers and frees the memory; a second call does nothing."""
+        """Cancels unfinished answers and frees the model's memory; a second call does nothing."""
         if self._backend is None:
             return
         self._backend = None
@@ -227,7 +231,8 @@ def settings_over(
     seed: int | None,
     think: bool | None,
 ) -> Settings:
-    """Returns a model's own settings, overridden by those that were passed; None: the model's own.
+    """Returns a model's settings for answers, `own`, overridden by the other arguments; None (for `stop`: empty) keeps
+    the model's own value.
 
     Raises:
         UsageError: a value is out of range.

@@ -35,7 +35,7 @@ class PromptReader:
         self._encoder = PromptEncoder(backend.texts, self._context, recurrent=backend.recurrent)
 
     def all(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
-        """Returns the prompts in their order.
+        """Returns the prompts as rendered text and token ids, in their order.
 
         Raises:
             UsageError: they are no list of texts and messages.

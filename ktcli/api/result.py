@@ -30,10 +30,12 @@ class GenerationResult:
 
     @classmethod
     def of(cls, run: AnswerRun, pieces: Sequence[AnswerPiece]) -> GenerationResult:
-        """Returns the result of an answer that has ended.
+        """Returns the result of an answer that has ended: its text, its thoughts, the generated token ids, the reason
+        why it ended, and its statistics.
 
         Args:
-            pieces: all that was shown of it.
+            run: the answer.
+            pieces: all pieces of text and of thoughts that it consisted of.
         """
         thinking = "".join(piece.text for piece in pieces if piece.thought).strip()
         finish = run.finish or Finish.CANCELLED
@@ -43,7 +45,9 @@ class GenerationResult:
 
 
 def without_thoughts(pieces: Iterable[AnswerPiece]) -> Iterator[str]:
-    """Yields the texts of an answer without its thoughts, and without the empty lines between both."""
+    """Yields the texts of those pieces of an answer that are not thoughts, without the line breaks between thoughts and
+    answer.
+    """
     thought = begun = False
     for piece in pieces:
         if piece.thought:

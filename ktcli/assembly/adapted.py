@@ -28,7 +28,8 @@ _LEAST_ROOM, _LEAST_RANKS = 4, 192
 
 
 def with_room(named: Ready | Subject, wanted: Wanted, model: Model) -> Wanted:
-    """Returns the options to load, or plan, a model with its adapter, if it has one: with memory for the adapter.
+    """Returns `wanted`, the options to load or plan a model, with room in memory for the adapter that `named` has;
+    unchanged if it has none.
 
     Raises:
         NotFound, BadCheckpoint: there is no such adapter, or it is damaged, or it is for another model.
@@ -47,7 +48,8 @@ def with_room(named: Ready | Subject, wanted: Wanted, model: Model) -> Wanted:
 def read_adapter(
     ready: Ready, pack: Pack, *, exact: bool, listener: Listener = SILENT
 ) -> PackedAdapter | None:
-    """Returns the adapter of a model, packed for its kernels; None: it has none.
+    """Returns the LoRA adapter that a converted model is used with, its matrices packed for the native kernels; None if
+    `ready` names no adapter.
 
     Raises:
         UsageError: it changes something that cannot be changed beside the model.
@@ -68,7 +70,9 @@ def read_adapter(
 
 
 def identity(ready: Ready) -> str:
-    """Returns the identity of a model's conversion and of its adapter: equal ones compute the same."""
+    """Returns a text that identifies the weights of a conversion and of its adapter, if it has one: models with equal
+    texts compute the same.
+    """
     found = library.identity(ready.pack)
     if not ready.adapter:
         return found
@@ -79,11 +83,11 @@ def identity(ready: Ready) -> str:
 
 
 def with_rooms(ready: Ready, wanted: Wanted, names: Sequence[str]) -> Wanted:
-    """Returns the options to serve a model with several adapters, which take turns in memory for at least _LEAST_ROOM
-    of them.
+    """Returns `wanted`, the options to load a model, with room in memory for several LoRA adapters that a server uses
+    in turn: for those named, and for at least _LEAST_ROOM at a time.
 
     Args:
-        names: of adapters of the library; (): none are served, and there is no room.
+        names: of adapters of the library; empty: `wanted` is returned unchanged.
     Raises:
         UsageError: the model has an adapter already.
         NotFound, BadCheckpoint: there is no such adapter, or it is damaged, or it is for another model.

@@ -70,12 +70,12 @@ class Described:
 
 
 def base_of(settings: AdapterSettings, asked: str | None, listener: Listener = SILENT) -> BaseModel:
-    """Returns the base model of an adapter.
+    """Returns the base model of a LoRA adapter, built from its config without weights.
 
     Args:
         asked: the name that the user gave; None: the one that its config has counts.
     Raises:
-        NotFound, UsageError: it is not on disk and not in the catalogue.
+        NotFound, UsageError: the base model is not on disk and not in the catalogue.
     """
     if asked is not None:
         found = _base_named(asked)
@@ -130,7 +130,9 @@ def _config_of(entry: Entry) -> Mapping[str, Any]:
 
 
 def compare_base(said: str, found: BaseModel, listener: Listener) -> None:
-    """Warns if an adapter names another base than the one that was asked for."""
+    """Warns the listener if `said`, the base model that an adapter's config names, is not the base model `found`; an
+    empty `said` passes.
+    """
     if said and not any(_is_it(text, found) for text in _readings(said)):
         listener.warn(
             f"{CONFIG} names {said} as the base, not {found.name}: only shapes are compared, and another model with "
@@ -152,8 +154,8 @@ def _is_it(text: str, found: BaseModel) -> bool:
 
 
 def located(text: str) -> tuple[AdapterEntry | None, Path]:
-    """Returns the adapter of the library that a text means, and its folder; None for a folder elsewhere, which has a
-    slash or a dot in front.
+    """Returns an adapter's entry in the library and its folder. A text with a slash, or a dot or tilde in front, is a
+    path, whose entry is None if the folder is not in the library; any other text is a name in the library.
 
     Raises:
         NotFound: there is neither. BadCheckpoint: its manifest is damaged.
@@ -173,7 +175,8 @@ def located(text: str) -> tuple[AdapterEntry | None, Path]:
 def opened(
     text: str, asked: str | None, listener: Listener = SILENT
 ) -> tuple[AdapterEntry | None, BaseModel, Adapter]:
-    """Returns an open adapter of the library or of a folder, with its base; the caller closes it.
+    """Returns an opened adapter with its entry in the library (None for a folder elsewhere) and its base model; the
+    caller closes the adapter.
 
     Raises:
         NotFound, UsageError: there is no such adapter, or its base is not known.
@@ -187,7 +190,8 @@ def opened(
 
 
 def described(text: str, asked: str | None, listener: Listener = SILENT) -> Described:
-    """Returns the description of an adapter; every number of it is read.
+    """Returns the description of an adapter for the user: its base model, settings, parts, size, data sets and number
+    types; every number of the adapter is read.
 
     Raises:
         As `opened`.
@@ -214,7 +218,9 @@ def _described(name: str, adapter: Adapter, base: BaseModel) -> Described:
 
 
 def digest_of(entry: AdapterEntry) -> str:
-    """Returns the digest of an adapter in the library, as `Adapter.digest`, from its manifest: no file is read."""
+    """Returns the digest of an adapter in the library, equal to `Adapter.digest`, computed from the SHA-256 sums in its
+    manifest without reading its files.
+    """
     known = {record.name: record.sha256 for record in entry.records}
     return combined((name, known[name]) for name in FILES if name in known)
 
@@ -237,7 +243,7 @@ def usual_name(folder: Path) -> str:
 def import_adapter(
     folder: Path, name: str | None, asked: str | None, listener: Listener = SILENT
 ) -> Described:
-    """Copies an adapter into the library after checking it; returns its description.
+    """Copies an adapter from a folder into the library after checking it; returns its description.
 
     Raises:
         NotFound, UsageError: there is no adapter in the folder, its base is not known, or the name is taken.
@@ -267,7 +273,7 @@ def import_adapter(
 def write_adapter(
     text: str, folder: Path, layout: AdapterLayout, asked: str | None, listener: Listener = SILENT
 ) -> tuple[str, ...]:
-    """Writes an adapter into a new folder in another layout, and returns the names of its files.
+    """Writes an adapter into a new folder in another file layout; returns the sorted names of the files written.
 
     Raises:
         UsageError: the folder is there and not empty, or the layout cannot express the adapter.

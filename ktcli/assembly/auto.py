@@ -38,10 +38,11 @@ def chosen(
 
 
 def kept_by(name: str, model: Model) -> Format | None:
-    """Returns the format that holds the experts of a model's checkpoint exactly; None if no such format is known.
+    """Returns the number format that holds the experts of a model's checkpoint without loss; None if no such format is
+    known.
 
-    It follows from the checkpoint's files if they are in the library, else from the catalogue, which names
-    another format than the usual one only where a checkpoint's experts are in it.
+    It follows from the checkpoint's files if they are in the library, else from the catalogue, which names another
+    format than the usual one only where a checkpoint's experts are in it.
     """
     reference = parse(name)
     entry = library.find(reference.name or name, EntryKind.CHECKPOINT)
@@ -57,7 +58,9 @@ def kept_by(name: str, model: Model) -> Format | None:
 def chosen_here(
     entry: Entry, dense: str | None, threads: int | None, listener: Listener = SILENT
 ) -> str:
-    """Returns the name of the format for the experts of a checkpoint that will run on this machine."""
+    """Returns the name of the most precise number format for the experts of a checkpoint that fits this machine; the
+    listener is told the choice and its reason.
+    """
     host = host_here(machine_here(), threads, None, torch=torch_installed())
     with closing(open_checkpoint(entry.path)) as checkpoint:
         model = build(checkpoint.config)

@@ -55,7 +55,7 @@ class Trial:
 
     @property
     def pack(self) -> Path | None:
-        """The folder of the conversion that is loaded; None: random weights are."""
+        """The folder of the converted model that is loaded; None: random weights are measured instead."""
         return self.subject.pack if self.layers is None else None
 
 
@@ -73,17 +73,20 @@ class PlannedTrial:
     plan: Plan
 
     def start(self) -> Pool:
-        """Returns a pool with the planned teams started."""
+        """Returns a new native thread pool with the teams of threads that the plan assigns to this machine, started."""
         return planned_team(self.machine.cpu, self.plan.host)
 
     @property
     def title(self) -> str:
-        """The title of the work that is done before anything can be measured."""
+        """The title of the progress bar that is shown while the model is loaded: "loading NAME" or "random weights of
+        NAME".
+
+        """
         trial = self.trial
         return f"{'random weights of' if trial.pack is None else 'loading'} {trial.subject.title}"
 
     def load(self, listener: Listener = SILENT) -> CpuEngine:
-        """Returns the engine of a plan with every layer on the CPU, loaded.
+        """Returns the loaded engine of this trial, which has a plan with every layer on the CPU.
 
         Raises:
             NotEnoughMemory: the plan does not fit.
@@ -94,10 +97,10 @@ class PlannedTrial:
     def load_with_device(
         self, policy: Policy = Policy.KT, listener: Listener = SILENT
     ) -> DeviceEngine:
-        """Returns the engine of a plan with a GPU, loaded.
+        """Returns the loaded engine of this trial, which has a plan with a GPU.
 
         Raises:
-            UsageError: another policy is asked for, and an adapter.
+            UsageError: `policy` is not Policy.KT, and the model has an adapter.
             NotEnoughMemory, DeviceError: as `planned_engine`.
         """
         from ktcli.measure.device_synthetic import DeviceSetting, planned_engine
@@ -138,10 +141,11 @@ class PlannedTrial:
 
 
 def refuse_without_gpu(options: Sequence[str]) -> None:
-    """Raises UsageError if options are given that mean something only with a GPU, where the plan has none.
+    """Raises UsageError unless `options` is empty: they are the given command-line options that apply only to a GPU,
+    and the plan has none.
 
     Raises:
-        UsageError: there are some.
+        UsageError: `options` is not empty; the message names the first.
     """
     if options:
         raise UsageError(
@@ -151,7 +155,8 @@ def refuse_without_gpu(options: Sequence[str]) -> None:
 
 
 def plan_trial(trial: Trial, listener: Listener = SILENT) -> PlannedTrial:
-    """Returns a trial with its plan: on the CPU, or with a GPU where one can be used and helps.
+    """Returns a benchmark trial with the machine, the model and its plan: on the CPU, or with a GPU where one can be
+    used and helps.
 
     Raises:
         UsageError: an option does not fit this model or machine.

@@ -54,15 +54,19 @@ class MemoryFit:
     advice: tuple[str, ...] = ()
 
     def require_alone(self, name: str) -> None:
-        """Raises NotEnoughMemory if the model does not fit even alone."""
+        """Raises an error if the model would not fit into memory even with no other model loaded.
+
+        Raises:
+            NotEnoughMemory: it would not; the hint says what would make it fit.
+        """
         if self.need_bytes > self.most_bytes:
             what, hint = f"{name} with its context", "; ".join(self.advice)
             raise NotEnoughMemory(what, self.need_bytes, self.most_bytes, hint=hint)
 
 
 def fit_beside(ready: Ready, how: Opening, held: HeldMemory) -> MemoryFit:
-    """Returns whether a converted model fits into the memory that is free now, and what it would need alone; nothing is
-    loaded.
+    """Returns the memory that a converted model needs, what is free for it beside the loaded models `held`, and whether
+    it fits; nothing is loaded.
 
     A GPU is filled with experts by whoever is there first: two models that want it are never loaded together.
 

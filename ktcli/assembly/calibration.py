@@ -164,11 +164,13 @@ def calibrated(
     *,
     starts: bool = False,
 ) -> tuple[Recipe, Calibration | None]:
-    """Returns a recipe as a calibration changes it, and the calibration; None: there is none. Raises as `_calibration`.
+    """Returns a conversion's recipe and the calibration to convert with: (recipe marked as calibrated, calibration), or
+    (recipe, None) if it is converted without one. Raises as `_calibration`.
 
     Args:
-        said, starts: as `_calibration` takes them.
+        said: what --calibrate says: "auto", "built-in", "off", or the path of a file.
         target: the folder of the conversion; None: in the library.
+        starts: whether "auto" may calibrate by the built-in text where that does not take long.
     """
     if not recipe.searches:
         if recipe.calibrated or said not in (AUTO, NEVER):
@@ -189,7 +191,8 @@ def calibrated(
 def kept_calibration(
     entry: Entry, recipe: Recipe, checkpoint: Reader, target: Path, listener: Listener = SILENT
 ) -> Calibration:
-    """Returns the calibration of an open checkpoint by an importance that the library has.
+    """Returns the calibration of an open checkpoint by an importance matrix that is stored in the library: that of the
+    conversion in `target`, else the newest.
 
     Raises:
         BadCheckpoint, UsageError: the file is damaged, or of another model.
@@ -198,8 +201,8 @@ def kept_calibration(
 
 
 def kept_for(pack: Entry, model: Model) -> Importance | None:
-    """Returns the importance matrix that a conversion was calibrated with; None: it was not calibrated, or the library
-    does not have it.
+    """Returns the importance of weights that a conversion was calibrated with, read from the library; None: it was not
+    calibrated, or the library does not have it.
 
     Raises:
         BadCheckpoint: the file is damaged.

@@ -49,10 +49,11 @@ class CalibrationText:
 
 
 def read_text(entry: Entry, path: Path) -> CalibrationText:
-    """Returns a text as the model reads it: of the built-in one the dialogues have the form of its chat template.
+    """Returns a calibration text as token ids of the model, with its name and a description that identifies it;
+    dialogues of the built-in text are rendered with the model's chat template.
 
     Raises:
-        UsageError: it is not text, or too short.
+        UsageError: the file is not text, or has fewer than LEAST tokens.
     """
     passage = read_passage(path)
     if "\0" in passage.text:
@@ -89,7 +90,9 @@ class TextImportance:
         self._measurement: CalibrationRun | None = None
 
     def begin(self, checkpoint: Reader, pool: Pool) -> None:
-        """Takes over what a run that was stopped has found; the checkpoint stays open until all is found."""
+        """Prepares to measure the importance of a checkpoint's weight columns, continuing from what an interrupted run
+        stored; the checkpoint must stay open until everything is measured.
+        """
         key = sha256(f"{checkpoint.digest} {self._text.source} {pool.isa}".encode()).hexdigest()
         self._folder, reading = calibrating_folder(key[:_KEY_DIGITS]), self._text.reading
         self._measurement = CalibrationRun(
@@ -97,24 +100,32 @@ class TextImportance:
         )  # fmt: skip
 
     def knows(self, file: WeightFile) -> bool:
-        """Returns whether a run that was stopped found all that a file's tensors need."""
+        """Returns whether the importance of all tensors of a pack's file has been measured already, here or by an
+        interrupted run.
+        """
         return self._begun.stages_of(file.tensors) <= self._begun.done
 
     def importance_of(self, file: WeightFile) -> Importance:
-        """Returns the importance for a file's tensors, from as much of the model as that needs."""
+        """Returns the importance of the columns of a pack file's tensors, after running as many layers of the model on
+        the text as that needs.
+        """
         wanted = self._begun.stages_of(file.tensors)
         while self._begun.done < wanted:
             self._begun.run_next()
         return self._begun.importance(file.tensors)
 
     def whole(self) -> Importance:
-        """Returns the importance of the whole model."""
+        """Returns the importance of the columns of all the model's tensors, after running the remaining layers on the
+        text.
+        """
         while self._begun.done < self._begun.total:
             self._begun.run_next()
         return self._begun.importance()
 
     def finish(self) -> str:
-        """Keeps the importance in the library; returns the identity of the calibration."""
+        """Stores the importance of the whole model in the library and removes the temporary files; returns the identity
+        of the calibration.
+        """
         found = self._keep(self.whole(), self._text.source)
         shutil.rmtree(self._folder, ignore_errors=True)
         return found.identity

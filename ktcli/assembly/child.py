@@ -36,8 +36,9 @@ _LINE_BYTES = 1 << 16  # of what a child prints, at most in one piece
 
 
 def option_words(flag: str, *values: str) -> list[str]:
-    """Returns an option of a command line; one value that begins with a dash, as a key may, is joined to its flag, so
-    that it is not read as another flag."""
+    """Returns the arguments of one command-line option: [flag, *values], or ["flag=value"] for a single value that
+    begins with a dash, which would otherwise be read as another flag.
+    """
     if len(values) == 1 and values[0].startswith("-"):
         return [f"{flag}={values[0]}"]
     return [flag, *values]
@@ -52,12 +53,12 @@ def start(
     environment: Mapping[str, str] | None = None,
     **more: Any,
 ) -> subprocess.Popen[bytes]:
-    """Starts `python -m module WORDS` in a process group of its own, and returns it; to be called by the main thread,
-    with which the child ends.
+    """Starts `python -m module WORDS` in a process group of its own, and returns the process; to be called by the main
+    thread, with which the child ends.
 
     Args:
-        without: variables that it does not get, in lower case.
-        environment: further variables.
+        without: names, in lower case, of environment variables that the child does not get.
+        environment: further environment variables.
         more: arguments of Popen.
     Raises:
         OSError: it cannot be started.
@@ -81,8 +82,8 @@ def start(
 def start_beside(
     python: Path, module: str, words: Sequence[str], **more: Any
 ) -> subprocess.Popen[bytes]:
-    """Starts a program that talks to servers on this machine, without the proxies of the environment, and returns it;
-    see `start`.
+    """Starts `python -m module WORDS` without the proxies of the environment, for a program that talks to servers on
+    this machine; returns the process, see `start`.
     """
     return start(python, module, words, without=_PROXIES, **more)
 
@@ -121,25 +122,27 @@ class LoggedChild:
 
     @property
     def pid(self) -> int:
-        """The process id, which is also that of the group of all processes that it starts."""
+        """The process id of the child, which is also that of the group of all processes that it starts."""
         return self._child.pid
 
     def ended(self) -> int | None:
-        """Returns its exit code; None: it is running."""
+        """Returns the exit code of the child process; None while it is running."""
         return self._child.poll()
 
     def stop(self) -> None:
-        """Asks it to end once its answers have finished."""
+        """Sends SIGTERM to the child process if it is running, so that a server ends once its answers have finished."""
         if self.ended() is None:
             self._child.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Ends it at once, with all processes that it started, also if it has ended itself."""
+        """Kills the child process and all processes of its group at once, even if the child has ended; waits for the
+        end of its output.
+        """
         kill(self._child)
         self.heard()
 
     def heard(self) -> None:
-        """Waits a moment until what it printed has been handed on, once it has ended."""
+        """Waits up to 2 seconds until all lines that the ended child printed have been passed to `hear`."""
         self._reader.join(2.0)
 
     def _read(self, hear: Callable[[bytes], None]) -> None:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 def recipe_for(entry: Entry, experts: str | None = None, dense: str | None = None) -> Recipe:
-    """Returns the recipe with the formats asked for, else those of the catalogue, else those that suit the checkpoint's
-    own number format, else the defaults.
+    """Returns the recipe of a conversion (its number formats of experts and of dense matrices): the formats asked for,
+    else those of the catalogue, else those that suit the checkpoint's own number format, else the defaults.
     """
     profile = catalog.find(entry.name)
     if profile is not None:
@@ -42,7 +42,9 @@ def _config(entry: Entry) -> Mapping[str, Any]:
 
 
 def recipe_named(entry: Entry, formats: str) -> Recipe:
-    """Returns the recipe of "<experts>-<dense>", either or both of which may be missing, else as `recipe_for`."""
+    """Returns the recipe (number formats) that "<experts>-<dense>" names; where one or both names are missing,
+    `recipe_for` chooses.
+    """
     experts, dense = split_pair(formats)
     return recipe_for(entry, experts or None, dense or None)
 
@@ -57,7 +59,7 @@ def convert_entry(
     merged: MergedBase | None = None,
     listener: Listener = SILENT,
 ) -> Report:
-    """Converts a model into the folder `target` (None: into the library); returns the report.
+    """Converts a model into the folder `target` (None: into the library); returns the report of the conversion.
 
     Args:
         merged: opens the checkpoint with an adapter in its weights; None: as it is.
@@ -119,13 +121,16 @@ def _held(entry: Entry, target: Path, what: str) -> Iterator[None]:
 
 
 def pack_folder(entry: Entry, recipe: Recipe) -> Path:
-    """Returns the path in the library of a model's conversion; models from outside it are told apart by place, age
-    and a sample of their bytes."""
+    """Returns the path that a model's conversion to a recipe has in the library; models from outside the library are
+    told apart by path, age and a sample of their bytes.
+    """
     return places.pack_path(name_of_packs(entry), recipe.experts_name, recipe.dense.name)
 
 
 def name_of_packs(entry: Entry) -> str:
-    """Returns the name in the library that all conversions of a checkpoint share."""
+    """Returns the name under which the library has all conversions of a checkpoint; a name made of path, age and a
+    sample of bytes for one outside the library.
+    """
     if entry.in_library or entry.name == BUILTIN:
         return entry.name
     file = gguf_at(entry.path)
@@ -134,16 +139,17 @@ def name_of_packs(entry: Entry) -> str:
 
 
 def conversions_outside(entry: Entry) -> list[Entry]:
-    """Returns the conversions in the library of a checkpoint outside it, which have another name; none for other
-    entries."""
+    """Returns the library's conversions of a checkpoint that lies outside the library; empty for a pack or a checkpoint
+    in the library.
+    """
     if entry.kind is EntryKind.PACK or (name := name_of_packs(entry)) == entry.name:
         return []
     return [each for each in library.entries() if each.name == name]
 
 
 def require_known_tokenizer(path: Path) -> None:
-    """Raises BadCheckpoint if a checkpoint's tokenizer has parts that no published one has, which a chat would refuse;
-    one without a tokenizer passes.
+    """Raises an error if a checkpoint's tokenizer has parts that no published tokenizer has, which a chat would refuse;
+    a checkpoint without a tokenizer passes.
 
     Args:
         path: a folder, or a GGUF file.
@@ -158,7 +164,9 @@ def require_known_tokenizer(path: Path) -> None:
 
 
 def provenance_of(path: Path) -> Provenance:
-    """Returns the place where a checkpoint was published, if it is known; for a GGUF file its name."""
+    """Returns where a checkpoint was published: hub, repository and revision, "gguf" and the name of a GGUF file, or an
+    empty Provenance if unknown.
+    """
     from ktcli.weights.conversion import Provenance
 
     source = manifest.read(path / manifest.CHECKPOINT)

@@ -23,18 +23,18 @@ class DiskNeed:
 
     @property
     def need_bytes(self) -> int:
-        """The bytes to be written, of the download and the conversion together."""
+        """The bytes that are still to be written to the disk: those of the download and of the conversion."""
         return self.download_bytes + self.pack_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether the free bytes of the disk suffice."""
+        """Whether the free bytes of the disk suffice for download and conversion."""
         return self.need_bytes <= self.free_bytes
 
 
 def disk_need(subject: Subject, recipe: Recipe) -> DiskNeed | None:
-    """Returns the bytes that a model needs on the disk of the library, and those free there; None: the free space is
-    unknown.
+    """Returns the bytes of download and conversion that a model still needs on the library's disk, and those free
+    there; None: the free space is unknown.
 
     Raises:
         UsageError: the library folder is none.

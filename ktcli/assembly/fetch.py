@@ -24,7 +24,7 @@ def fetch(
     snapshot: Snapshot | None = None,
     limit_bps: int | None = None,
 ) -> Entry:
-    """Fetches a repository into the library, with progress, and returns its entry.
+    """Downloads a model's repository into the library, with a progress bar; returns its entry in the library.
 
     Args:
         snapshot: what the hub said of it already; None: it is asked.
@@ -45,7 +45,7 @@ def fetch(
 
 
 def looking(reference: Reference) -> str:
-    """Returns the progress message about looking a repository up on a hub."""
+    """Returns the progress message "Looking up REPOSITORY on HUB …"."""
     where = f"{reference.repository}{'@' if reference.revision else ''}{reference.revision}"
     return f"Looking up {where} on {HUBS[reference.hub]} …"
 
@@ -65,7 +65,7 @@ class Bars(Watcher):
         self.end()
 
     def begin(self, what: str, total_bytes: int, done_bytes: int) -> None:
-        """Replaces the progress bar by a new one."""
+        """Closes the current progress bar and opens one of `total_bytes`, `done_bytes` of them done, titled `what`."""
         self.end()
         self._shown = self._listener.progress(what, total_bytes, done=done_bytes)
         self._bar = self._shown.__enter__()

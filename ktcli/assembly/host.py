@@ -32,25 +32,27 @@ _AGAIN_S = 3600.0
 
 
 def leave_gpus() -> None:
-    """Makes this process choose the CPU from now on unless a GPU is asked for; a GPU that has failed fails again until
-    kt is restarted.
+    """Makes this process use the CPU from now on unless a GPU is asked for; a GPU that has failed fails again until kt
+    is restarted.
     """
     _left.set()
 
 
 def is_full_again() -> bool:
-    """Returns whether a GPU's memory was already full within the last hour; to be called each time that it is full."""
+    """Returns whether a GPU's memory was already full within the last hour, and records that it is full now; to be
+    called each time that it is full.
+    """
     before, _full_s[0] = _full_s[0], time.monotonic()
     return _full_s[0] - before < _AGAIN_S
 
 
 def where_now(asked: str) -> str:
-    """Returns the device that is asked for; "cpu" where the choice is free and `leave_gpus` was called."""
+    """Returns the device to use, `asked` as it is; but "cpu" instead of "auto" once `leave_gpus` was called."""
     return CPU if asked == AUTO and _left.is_set() else asked
 
 
 def machine_here(*, gpus: bool = True) -> Machine:
-    """Returns the facts of this machine as they are now.
+    """Returns the hardware facts of this machine as they are now: CPU, memory, NUMA nodes, GPUs and disk.
 
     Args:
         gpus: whether to look for GPUs too, whose driver may have to wake up.
@@ -61,7 +63,8 @@ def machine_here(*, gpus: bool = True) -> Machine:
 def host_here(
     machine: Machine, threads: int | None, numa: Numa | None, *, torch: bool, isa: str | None = None
 ) -> Host:
-    """Returns the facts that the planner needs of this machine, as the environment and these options want it.
+    """Returns the facts about this machine that the planner uses, as the options and the environment's settings
+    restrict them.
 
     Args:
         threads: the number of threads; None: as KT_THREADS says.
@@ -78,12 +81,14 @@ def host_here(
 
 
 def row_here() -> str:
-    """Returns the name of the row of kernels that engines use here: KT_ISA, else the best."""
+    """Returns the name of the row of CPU kernels (an instruction set) that engines use on this machine: KT_ISA, else
+    the best.
+    """
     return config.forced_isa() or next(row.name for row in isa_rows() if row.usable)
 
 
 def team_here(threads: int | None = None, numa: Numa | None = None, isa: str | None = None) -> Pool:
-    """Returns a pool with the teams started that a command uses where no plan says which.
+    """Returns a native thread pool, started, with the teams of threads that a command uses where no plan says which.
 
     Raises:
         UsageError: more threads than cores, or nodes that cannot be used.
@@ -95,7 +100,8 @@ def team_here(threads: int | None = None, numa: Numa | None = None, isa: str | N
 
 
 def team_to_convert(threads: int | None = None) -> Pool:
-    """Returns a pool of one team over all cores, its memory on any node: converted data passes through it once.
+    """Returns a native thread pool of one team over all cores, its memory on any NUMA node: converted data passes
+    through it once.
 
     Raises:
         UsageError, NativeError: as `team_here`.
@@ -105,7 +111,7 @@ def team_to_convert(threads: int | None = None) -> Pool:
 
 
 def usable(machine: Machine, asked: str, listener: Listener = SILENT) -> bool:
-    """Returns whether torch can use a GPU; the listener is told the reason if not.
+    """Returns whether torch can use a GPU of this machine; the listener is told the reason if not.
 
     Raises:
         DeviceError: a GPU was asked for and cannot be used.
@@ -133,7 +139,7 @@ def usable(machine: Machine, asked: str, listener: Listener = SILENT) -> bool:
 
 
 def torch_device(index: int) -> torch.device:
-    """Returns the torch device of a GPU of this machine."""
+    """Returns the torch device "cuda:index" of a GPU of this machine."""
     import torch
 
     return torch.device("cuda", index)

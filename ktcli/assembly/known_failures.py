@@ -15,7 +15,9 @@ from ktcli.store import experience
 
 
 def known_failures_of(conversion: str, gpus: Sequence[Gpu]) -> KnownFailures:
-    """Returns the known failures of a conversion on these GPUs, with a function that stores more of them."""
+    """Returns which fast GPU methods are known to fail for a conversion on these GPUs, with a function that stores
+    newly found failures.
+    """
     where, versions = gpus[0].name, versions_of(gpus)
     found, day = experience.recall_failures(conversion, where, versions)
     known = Failures(**{way: found.get(way, "") for way in asdict(Failures())})
@@ -27,7 +29,9 @@ def known_failures_of(conversion: str, gpus: Sequence[Gpu]) -> KnownFailures:
 
 
 def versions_of(gpus: Sequence[Gpu]) -> str:
-    """Returns all versions on which failures may depend, as one text: with another text, everything is tried again."""
+    """Returns a text with the versions of kt, torch, triton, GPUs and drivers on which failures of GPU methods may
+    depend: stored failures count only for an equal text.
+    """
     kinds = {
         f"{gpu.name} {gpu.capability or 'of unknown capability'} driver {gpu.driver or 'unknown'}"
         for gpu in gpus

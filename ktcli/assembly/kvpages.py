@@ -32,19 +32,19 @@ class PageWatch(PageObserver, RecordObserver, Protocol):
     """The interface of a listener for the KV pages that an engine can find, in memory and in the library."""
 
     def begins(self, root: bytes, medium: str) -> None:
-        """Called when a model was opened.
+        """Called when a model was opened, before pages are reported.
 
         Args:
             root: the key of its empty prefix, for those who name no salt and no adapter.
-            medium: where its memory is: GPU or CPU.
+            medium: where its KV pages are: "GPU" or "CPU".
         """
 
     def ends(self) -> None:
-        """Called when the model is closed."""
+        """Called when the model is closed, after the last page was reported."""
 
 
 def cache_quota() -> int:
-    """Returns the most bytes of KV pages that may be on disk; 0: none are kept.
+    """Returns the most bytes of KV pages that may be stored in the library on disk; 0: none are stored.
 
     Raises:
         UsageError: KT_CACHE is no size.
@@ -54,8 +54,8 @@ def cache_quota() -> int:
 
 @contextmanager
 def watched_pages(engine: Engine, watch: PageWatch | None) -> Iterator[None]:
-    """Opens a context in which the pages that an engine has in memory are reported to a listener; None: there is no
-    listener.
+    """Opens a context, without a value, in which the KV pages that an engine has in memory are reported to `watch`;
+    None: to nobody.
     """
     if watch is None:
         yield
@@ -80,7 +80,7 @@ def stored_pages(
     shared: SharedStore | MooncakePlace | None = None,
     watch: RecordObserver | None = None,
 ) -> Iterator[PageStore | MooncakeStore | None]:
-    """Opens a context in which an engine's pages are stored in the library and in a shared store; at its end all are
+    """Opens a context in which an engine's KV pages are stored in the library and in a shared store; at its end all are
     written, with how fast they were computed: the next process then knows at once whether reading pages pays.
 
     Args:
@@ -89,7 +89,7 @@ def stored_pages(
         shared: the folder, or another store, of several servers; None: there is none.
         watch: is told what the library has; None: nobody wants to know.
     Yields:
-        The nearest store; None: there is none.
+        The store of the library, or the shared store if none is kept in the library; None: there is neither.
     """
     name = places.conversion_name(pack)
     own = _library_store(engine, quota_bytes, name, listener) if quota_bytes else None
@@ -140,7 +140,7 @@ def _cpu_of(engine: Engine) -> str:
 def store_below(
     engine: Engine, folder: PageFolder, quota_bytes: int, model: str, listener: Listener = SILENT
 ) -> Iterator[PageStore]:
-    """Opens a store in a folder for an engine's pages, and closes it when the context ends.
+    """Opens a store of an engine's KV pages in a folder, which the context gives; its end closes the store.
 
     Args:
         model: the model's name, for people.

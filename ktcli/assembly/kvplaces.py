@@ -42,7 +42,9 @@ class MooncakePlace:
 def shared_place(
     text: str, quota_bytes: int | None = None, *, is_insecure: bool = False
 ) -> SharedStore | MooncakePlace | None:
-    """Returns the store that an option or setting names; None: "off"."""
+    """Returns the store of KV pages that the text of an option or setting names: a Mooncake store, or a folder; None
+    for "off".
+    """
     if text == OFF:
         return None
     if text.startswith(MOONCAKE):
@@ -51,7 +53,9 @@ def shared_place(
 
 
 def space_of(engine: Engine) -> Space:
-    """Returns the space of an engine's pages: everything that changes their bytes."""
+    """Returns the identity that KV pages in a store must have to be read by an engine: a SHA-256 of everything that
+    changes the bytes of a page, and the name of the layout.
+    """
     memory, pools = engine.memory, engine.pools
     windows = pools.windows
     facts: tuple[object, ...] = (pools.seed, memory.codec, memory.page_bytes, memory.state_bytes)
@@ -61,6 +65,8 @@ def space_of(engine: Engine) -> Space:
 
 
 def about_of(engine: Engine, model: str) -> dict[str, Any]:
-    """Returns what a person may want to know of the stored pages of an engine."""
+    """Returns a description of an engine's stored KV pages for people: the keys "model", "page_bytes" and
+    "state_bytes".
+    """
     memory = engine.memory
     return {"model": model, "page_bytes": memory.page_bytes, "state_bytes": memory.state_bytes}

@@ -26,7 +26,8 @@ def shared_store(
     listener: Listener,
     held: ExitStack,
 ) -> RemoteStore | MooncakeStore | None:
-    """Opens the store that servers share; None: it cannot be used, which is said.
+    """Opens and returns the store of KV pages that several servers share; None if it cannot be used, after a warning
+    that says why.
 
     Args:
         held: keeps what the store needs as long as it is used.

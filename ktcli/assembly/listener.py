@@ -17,10 +17,10 @@ class Bar(Protocol):
     """A progress bar."""
 
     def advance(self, amount: int = 1) -> None:
-        """Adds `amount` to the units that are done."""
+        """Adds `amount` to the number of units that the progress bar shows as done."""
 
     def update(self, *, done: int, total: int | None = None) -> None:
-        """Sets the units that are done, and the total unless it is None."""
+        """Sets the number of units that the progress bar shows as done, and its total unless that is None."""
 
 
 class Listener(Protocol):
@@ -33,18 +33,18 @@ class Listener(Protocol):
         """Called with a sentence that the user should know although the work goes on."""
 
     def agree(self, offer: Iterable[str], command: str) -> None:
-        """Called with an offer of what is about to be pulled; returns to agree, else raises.
+        """Called with the sentences that describe a pull about to begin; returns if the user agrees to it, else raises.
 
         Args:
-            command: pulls it alone.
+            command: the command line that does only this pull.
         Raises:
-            KtError: it may not be.
+            KtError: the pull is refused.
         """
 
     def progress(
         self, title: str, total: int | None = None, *, unit: str = "B", done: int = 0
     ) -> AbstractContextManager[Bar]:
-        """Returns the progress bar of something that begins now and ends with the context.
+        """Returns a context manager that gives the progress bar of work which begins now and ends with the context.
 
         Args:
             unit: "B" for bytes, else a word for what is counted.
@@ -67,7 +67,7 @@ class Silent:
     def progress(
         self, title: str, total: int | None = None, *, unit: str = "B", done: int = 0
     ) -> AbstractContextManager[Bar]:
-        """Returns a progress bar that shows nothing."""
+        """Returns a context manager that gives a progress bar which shows nothing."""
         return nullcontext(_NO_BAR)
 
 
@@ -82,8 +82,8 @@ SILENT = Silent()
 
 
 def announce_library(listener: Listener) -> None:
-    """Warns if KT_HOME names a folder that does not exist yet, where a new library begins: another one may be meant, on
-    a disk that is not mounted.
+    """Tells the listener, as a note, that a new library is created if KT_HOME names a folder that does not exist yet:
+    another one may be meant, on a disk that is not mounted.
     """
     home = config.home()
     if config.stated("home").text and not home.exists():

@@ -30,7 +30,7 @@ WHAT = "the model with its context"  # that a machine is too small for
 
 
 def load(ready: Ready, wanted: Wanted, listener: Listener = SILENT) -> Engine:
-    """Returns the loaded engine of a prepared model.
+    """Loads a converted model onto the CPU, or also GPUs, as its plan says; returns its engine.
 
     Raises:
         UsageError: an option does not fit this model or machine.

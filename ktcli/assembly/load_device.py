@@ -71,8 +71,8 @@ class Loaded:
 def load_as_planned(
     attempt: Attempt, plan: Plan, device_of: Callable[[int], torch.device]
 ) -> Loaded:
-    """Loads a model as the plan says, or as the largest plan below it that the devices hold; returns the engine and
-    that plan.
+    """Loads a model on the GPUs as the plan says, or as the largest plan below it that the devices hold; returns the
+    engine (None: the CPU is to do everything) with the plan that it follows.
 
     Args:
         device_of: the torch device of a GPU's number.
@@ -132,7 +132,9 @@ def left_bytes(device: torch.device) -> int | None:
 
 
 def release(devices: Sequence[torch.device]) -> None:
-    """Frees what a failed attempt still holds of the devices' memory."""
+    """Frees the memory that a failed attempt to load a model still holds on the devices: collects garbage, and empties
+    torch's CUDA caches.
+    """
     gc.collect()  # the error's frames held tensors in cycles
     if any(device.type == "cuda" for device in devices):
         with suppress(RuntimeError):  # one that has failed takes nothing back

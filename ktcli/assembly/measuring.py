@@ -15,8 +15,8 @@ from ktcli.store import experience
 
 
 def measure_machine(machine: Machine, threads: int, listener: Listener = SILENT) -> Machine:
-    """Measures the rates of the CPU and the GPUs, stores them for later commands, and forgets which faster ways failed;
-    returns the machine with its rates.
+    """Measures the rates of the CPU and the GPUs, stores them for later commands, and forgets which faster GPU methods
+    failed; returns `machine` with these rates.
 
     Args:
         threads: the threads of the teams that a command would start now.

@@ -38,12 +38,13 @@ class MergedBase:
     folder: Path
 
     def pack_folder(self, recipe: Recipe) -> Path:
-        """Returns the path in the library of its conversion."""
+        """Returns the path that the conversion of the merged model to a recipe has in the library."""
         return places.pack_path(self.name, recipe.experts_name, recipe.dense.name)
 
     @contextmanager
     def opened(self, recipe: Recipe) -> Iterator[Source]:
-        """Opens checkpoint and adapter as one checkpoint with changed numbers.
+        """Opens a context that gives the source of a conversion: the checkpoint, with the adapter's updates added to
+        its weights.
 
         Raises:
             BadCheckpoint: one of them is damaged, or the adapter is of another base.
@@ -61,7 +62,8 @@ class MergedBase:
 
 
 def merged_base(entry: Entry, adapter: str, name: str | None, listener: Listener) -> MergedBase:
-    """Returns the source of a conversion that merges an adapter into its base.
+    """Returns a checkpoint and the adapter that a conversion merges into its weights, with the name of the merged
+    model.
 
     Args:
         adapter: a name in the library, or a folder.

@@ -45,7 +45,7 @@ class StoreSettings:
 
 
 def serve_store(settings: StoreSettings, ready: Callable[[], object]) -> None:
-    """Runs a store until it is told to end (SIGINT, SIGTERM); to be called by the main thread.
+    """Runs a Mooncake store of KV pages until SIGINT or SIGTERM; to be called by the main thread.
 
     Args:
         ready: called once the store takes pages.
@@ -158,7 +158,7 @@ def _told_to_end() -> Iterator[threading.Event]:
 
 
 def require_host(host: str, *, insecure: bool) -> None:
-    """Checks that a master may listen on an address.
+    """Checks that a Mooncake master may listen on the address `host`.
 
     Raises:
         UsageError: it would listen on all interfaces, and nobody said that this is meant.

@@ -57,15 +57,16 @@ class Offer:
 
     @property
     def only_streams(self) -> bool:
-        """Whether the disk has room for the model only if it is converted while it arrives."""
+        """Whether the disk has room for the model only if the checkpoint is converted while it is downloaded."""
         disk = self.disk
         return disk is not None and not disk.fits and 0 < self.stream_bytes <= disk.free_bytes
 
     def lines(self, streams: bool | None = None) -> Iterator[str]:
-        """Yields sentences about the offer: its files, its licence, the disk space that it needs, its predicted speed.
+        """Yields sentences about the pull for the user: its files, licence, disk space and conversion, and the model's
+        memory and predicted speed.
 
         Args:
-            streams: whether it is converted while it arrives; None: where it must be.
+            streams: whether the checkpoint is converted while it is downloaded; None: as `only_streams` says.
         """
         there = self.snapshot
         revision = there.revision[:12]
@@ -101,8 +102,8 @@ class Offer:
         yield from (f"  {lever.text}" for lever in self.plan.advice)
 
     def streamed(self, reference: Reference) -> Reference:
-        """Returns the reference of the conversion made while the checkpoint is downloaded, with the formats that suit
-        its number format: once it is not kept, they are not known any more.
+        """Returns `reference` as the name of the conversion made while the checkpoint is downloaded, with the formats
+        that suit the checkpoint's number format added where nothing else would tell them later.
         """
         own = self.plan.recipe
         known = reference.formats or catalog.find(reference.name) is not None or own == Recipe()
@@ -110,7 +111,8 @@ class Offer:
 
 
 def make_offer(reference: Reference, listener: Listener) -> Offer:
-    """Looks a repository up on its hub and plans its conversion; returns the offer of a pull.
+    """Looks a repository up on its hub and plans its conversion; returns the sizes, licence, plan and disk space of a
+    pull, for the user's consent.
 
     Raises:
         NotFound, HubError: there is no such repository, or the hub does not respond.
@@ -160,6 +162,8 @@ def _rounded_again(quant: str, plan: Plan) -> str:
 
 
 def stream_bytes(files: Sequence[RemoteFile], pack_bytes: int) -> int:
-    """Returns the bytes on disk that a model needs while it is converted during its download, estimated from sizes."""
+    """Returns the bytes on disk that a model needs while it is converted during its download: those of its pack, and of
+    as many of its largest weight files as are there at once.
+    """
     sizes = [file.size_bytes for file in files if file.name.endswith(WEIGHTS)]
     return pack_bytes + min(sum(sizes), AT_ONCE * max(sizes, default=0))

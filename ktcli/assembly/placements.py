@@ -45,7 +45,8 @@ _CLASSES: tuple[tuple[str, tuple[str, ...] | str], ...] = (
 
 
 def import_placement(path: Path, model: PartNames | None = None) -> Imported:
-    """Returns the placement rules equal to a file of another program, and the lines that have no equivalent.
+    """Returns the placement rules equal to another program's file (KTransformers' YAML, or llama.cpp's -ot patterns),
+    and the texts of what has no equivalent.
 
     Args:
         model: the parts of the model that they are for; None: nobody says.

@@ -27,7 +27,8 @@ from ktcli.weights.scheme import loss_of
 
 
 def plan_ahead(model: Model, recipe: Recipe, wanted: Wanted, listener: Listener = SILENT) -> Plan:
-    """Returns the plan of a model that is not converted yet.
+    """Returns the plan of a model that is not converted yet on this machine: the place of its parts, the bytes of
+    memory and the predicted speed.
 
     Raises:
         UsageError: an option does not fit this model or machine.
@@ -42,8 +43,11 @@ def plan_ahead(model: Model, recipe: Recipe, wanted: Wanted, listener: Listener 
 
 
 def host_described(wanted: Wanted, described: Path | None = None) -> Host:
-    """Returns the facts of this machine, or of the one that a file describes, for plans that are only looked at.
+    """Returns the facts that the planner uses of this machine, or of the one that a file describes, for plans that are
+    only shown.
 
+    Args:
+        described: the file; None: this machine.
     Raises:
         UsageError, NotFound: there is no such file, or what is asked for is not of this machine.
     """
@@ -64,7 +68,8 @@ def plan_subject(
     tok_s: float | None = None,
     listener: Listener = SILENT,
 ) -> Plan:
-    """Returns the plan of a model that is only looked at, with advice.
+    """Returns the plan of a model that is only shown (the place of its parts, bytes and predicted speed), with advice
+    on what would make it fit or faster.
 
     Args:
         described: a file that describes another machine; None: this one.
@@ -94,7 +99,9 @@ def plan_subject(
 
 
 def placement_text(subject: Subject, made: Plan) -> str:
-    """Returns the placement of a plan as rules that give the same plan when they are read back."""
+    """Returns the placement of a plan as the text of a TOML file of placement rules, which give the same plan when they
+    are read back.
+    """
     head = (
         f"Where kt plan puts {subject.title[:200]} on {made.host.name[:200]}, with {made.context} positions.",
         "The first rule that names a part counts; docs/placement.md has more.",

@@ -46,22 +46,23 @@ class Planner:
     request: Request
 
     def place(self, request: Request | None = None) -> Plan:
-        """Returns the plan of a request; None: of the planner's own request."""
+        """Returns the plan of the model on this machine for a request; None: for the planner's own request."""
         return place(self.model, self.host, request or self.request)
 
     def on(self, available_bytes: int) -> Planner:
-        """Returns the same planner with `available_bytes` of free memory instead."""
+        """Returns a copy of the planner for a machine with `available_bytes` of free main memory."""
         return replace(self, host=replace(self.host, available_bytes=available_bytes))
 
     def start(self, host: Host) -> Pool:
-        """Returns a pool with the teams of a plan's host started."""
+        """Returns a native thread pool with the teams of threads of a plan's host, started."""
         return planned_team(self.machine.cpu, host)
 
 
 def planner_of(
     model: Model, recipe: Recipe, wanted: Wanted, pack: Path, listener: Listener = SILENT
 ) -> Planner:
-    """Returns the planner of a model that is to be loaded now.
+    """Returns the planner of a model that is to be loaded now: this machine as it is, and the request with what earlier
+    runs measured.
 
     Args:
         pack: its conversion, of which earlier runs may know something.
@@ -83,8 +84,9 @@ def planner_of(
 
 
 def host_for(machine: Machine, wanted: Wanted, *, torch: bool) -> Host:
-    """Returns the host that an engine would use: an exact engine runs in one team, on the plainest row unless one is
-    named."""
+    """Returns the facts about a machine that the planner uses for an engine with these options: an exact engine runs in
+    one team of threads, on the portable row of kernels unless one is named.
+    """
     row = wanted.row
     require_rows(wanted, machine.cpu.isa)
     if wanted.exact:
@@ -99,8 +101,8 @@ def informed(
     gpus: Sequence[Gpu],
     warn: Callable[[str], object] = SILENT.warn,
 ) -> Request:
-    """Returns the request with measurements of earlier runs of a converted model: which experts are used most, how much
-    memory of a GPU it was given, how long a layer takes.
+    """Returns the request with measurements of earlier runs of a converted model added: which experts are used most,
+    how many bytes of each GPU may be used, how long a layer takes.
     """
     found = heat.read(pack, (spec.moe_layers, spec.experts), warn)
     known = replace(request, heat=None if found is None else found.counts)
@@ -119,10 +121,11 @@ def informed(
 
 
 def verdict(name: str, plan: Plan, *, free_bytes: int = 0) -> str:
-    """Returns a sentence with the memory that a plan needs and that there is, and the model's forecast speed.
+    """Returns a sentence with the memory that a plan needs, the memory that the machine has, and the model's predicted
+    speed.
 
     Args:
-        free_bytes: what another model holds and would give back.
+        free_bytes: memory that another loaded model holds and would free; counted as available.
     """
     there = ""
     if plan.device:

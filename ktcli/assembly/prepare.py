@@ -43,7 +43,8 @@ def prepare(
     formats: str = "",
     listener: Listener = SILENT,
 ) -> Ready:
-    """Returns the conversion of the model called `name`; pulls and converts it first if need be.
+    """Returns the conversion on disk of the model called `name`, with its adapter if it names one; pulls and converts
+    the model first if need be.
 
     Args:
         check: called with (name, folder) of a checkpoint before it is converted; it may raise.
@@ -102,7 +103,7 @@ def _prepared(
 
 
 def converted(name: str) -> Ready | None:
-    """Returns the conversion that `prepare` would return, if it already exists; None: it does not.
+    """Returns the existing conversion on disk that `prepare` would return for a name; None: there is none yet.
 
     Raises:
         UsageError, NotFound: not a name, or a folder without a model.

@@ -14,7 +14,9 @@ _SAMPLING = ("temperature", "top-k", "top-p", "min-p", "repetition-penalty", "se
 
 
 def preset_over(preset: Preset, settings: Settings) -> Settings:
-    """Returns the settings, overridden by the values of a preset; its system text and context are not included."""
+    """Returns a model's settings for answers, overridden by the values of a preset; the preset's system text and
+    context are not included.
+    """
     sampling = {name.replace("-", "_"): preset.get(name) for name in _SAMPLING}
     thinking = preset.get("think")
     return replace(
@@ -29,7 +31,9 @@ def preset_over(preset: Preset, settings: Settings) -> Settings:
 def with_system(
     preset: Preset, messages: Sequence[Mapping[str, Any]]
 ) -> Sequence[Mapping[str, Any]]:
-    """Returns a conversation that begins with the system text of a preset, unless it has one of its own."""
+    """Returns the messages of a conversation, with the system text of a preset in front unless they have one of their
+    own.
+    """
     system = preset.get("system")
     if not system or any(each.get("role") in _SYSTEM_ROLES for each in messages):
         return messages

@@ -64,7 +64,8 @@ class Preview:
 
 
 def preview(reference: Reference, *, tell: Tell = silent) -> Preview:
-    """Fetches from a hub what the plan of a repository needs; returns its preview.
+    """Fetches the config.json and the file headers of a repository from its hub; returns the config and the bytes that
+    a pull would download.
 
     Args:
         tell: is given a sentence when a hub is waited for, or passed over.
@@ -79,7 +80,8 @@ def preview(reference: Reference, *, tell: Tell = silent) -> Preview:
 def preview_of(
     client: Hub, snapshot: Snapshot, quant: str = "", watcher: Watcher | None = None
 ) -> Preview:
-    """Returns the preview of a repository whose list of files is known.
+    """Returns the config.json of a repository whose list of files is known, and the bytes that a pull would download,
+    after checking the headers of its weight files.
 
     Args:
         quant: of the GGUF files that are looked at; empty: its safetensors files are.
@@ -122,7 +124,7 @@ def _remove_leftovers() -> None:
 
 
 def read_of(folder: Path, files: Sequence[RemoteFile]) -> tuple[RemoteFile, ...]:
-    """Returns the files of a repository without the weight files that nobody reads.
+    """Returns the given files of a repository without the weight files that the model does not read.
 
     Args:
         folder: holds its config.json and its index.
@@ -153,7 +155,9 @@ def fetch_headers(
     folder: Path,
     watcher: Watcher,
 ) -> None:
-    """Fetches the first bytes of every safetensors file among `files`, at least its header if it has one."""
+    """Downloads the first bytes of every safetensors file among `files` into `folder`: at least its whole header,
+    unless that is longer than kt reads.
+    """
     weights = [file for file in files if file.name.endswith(WEIGHTS)]
     fetch_beginnings(client, snapshot, dict.fromkeys(weights, _FIRST_BYTES), folder, watcher)
     longer = {}

@@ -30,10 +30,10 @@ def pull_adapter(
     *,
     limit_bps: int | None = None,
 ) -> Described:
-    """Downloads an adapter into the library; returns its description.
+    """Downloads a LoRA adapter from a hub into the library; returns its description.
 
     Args:
-        name: what it is to be called; None: as its repository.
+        name: the name that the adapter gets; None: that of its repository.
     Raises:
         NotFound: its base is not on disk and not in the catalogue. UsageError: the name is taken.
         BadCheckpoint: it is damaged, hostile, of a kind that kt does not read, or of another base.

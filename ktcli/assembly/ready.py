@@ -32,13 +32,13 @@ class Ready:
 
     @property
     def base(self) -> str:
-        """The name without the adapter."""
+        """The name of the model for people, without "+ADAPTER"."""
         return self.name.removesuffix(f"+{self.adapter}") if self.adapter else self.name
 
 
 def at_hand(name: str) -> Ready | None:
-    """Returns the conversion of the model called `name`, with its adapter; None: there is none, or none that can be
-    used as it is.
+    """Returns the existing conversion on disk that `name` means, with its adapter if it names one; None: it means none
+    that can be used as it is, and `prepare` is needed.
 
     Raises:
         UsageError: the name means nothing, or a conversion to other formats than it says.
@@ -50,7 +50,8 @@ def at_hand(name: str) -> Ready | None:
 
 
 def adapted(ready: Ready, adapter: str) -> Ready:
-    """Returns a model with the adapter of a name; as given if that is empty.
+    """Returns the converted model, to be used with the adapter of this name in the library; unchanged if `adapter` is
+    empty.
 
     Raises:
         NotFound, BadCheckpoint: there is no such adapter, or its manifest is damaged.
@@ -64,8 +65,8 @@ def adapted(ready: Ready, adapter: str) -> Ready:
 
 
 def meant(name: str, formats: str = "") -> tuple[Reference, Entry | None]:
-    """Returns the reference that a name stands for, in these formats if there are any, with what is on disk of it;
-    None: there is none.
+    """Returns the parsed reference that a name stands for, with these formats if any are given, and the model's entry
+    on disk; the entry is None if nothing is there.
 
     Raises:
         UsageError: the name means nothing.
@@ -78,7 +79,12 @@ def meant(name: str, formats: str = "") -> tuple[Reference, Entry | None]:
 
 
 def usable(reference: Reference, entry: Entry | None) -> Ready | None:
-    """Returns a conversion that may be used as it is; None: there is none."""
+    """Returns the entry as a conversion that is ready to load; None: it is none, or was made from the built-in model of
+    an earlier kt.
+
+    Raises:
+        UsageError: the conversion has other formats than the reference names.
+    """
     if entry is None or entry.kind is not EntryKind.PACK:
         return None
     if reference.formats not in ("", entry.formats):
@@ -89,7 +95,7 @@ def usable(reference: Reference, entry: Entry | None) -> Ready | None:
 
 
 def is_stale(pack: Entry) -> bool:
-    """Returns whether a pack was made from the built-in model of an earlier kt."""
+    """Returns whether a pack in the library was made from the built-in model of an earlier version of kt."""
     shipped = library.find(BUILTIN, EntryKind.CHECKPOINT) if pack.name == BUILTIN else None
     if shipped is None or not pack.in_library:
         return False
@@ -97,7 +103,9 @@ def is_stale(pack: Entry) -> bool:
 
 
 def newest_ns(path: Path) -> int:
-    """Returns the time, in nanoseconds, of the last write to a file of a conversion's source; 0 if there is none."""
+    """Returns the time of the last write to any file that a conversion reads from `path`, in nanoseconds since 1970; 0
+    if there is no such file.
+    """
     if (file := gguf_at(path)) is not None:
         return max((part.stat().st_mtime_ns for part in contents.parts(file)), default=0)
     taken = (

@@ -34,14 +34,17 @@ class ReleasedRanges:
         self.can_shrink = holes.can_punch(folder)
 
     def lost(self, name: str) -> Ranges:
-        """Returns the byte ranges of a file that are not on the disk any more."""
+        """Returns the byte ranges, (start, stop), of a weight file whose contents are not on the disk any more; empty
+        if all are.
+        """
         return self._gone.get(name, ())
 
     def keep(self, needs: Mapping[str, Ranges]) -> None:
-        """Removes the files that lack some of the bytes still needed, and the records of files that are gone.
+        """Deletes the weight files that lack bytes which are still needed, and rewrites the record without the files
+        that do not exist.
 
         Args:
-            needs: the bytes of each file that are needed.
+            needs: the byte ranges that are needed, by file name.
         """
         for name, gone in self._gone.items():
             if any(touches(gone, *each) for each in needs.get(name, ())):
@@ -51,7 +54,7 @@ class ReleasedRanges:
         smallfiles.write(self._path, b"".join(_line(*each) for each in there.items()))
 
     def shrink(self, name: str, ranges: Ranges) -> None:
-        """Records byte ranges of a file as freed, then punches holes there.
+        """Records byte ranges of a weight file as freed, then frees their disk space by punching holes in the file.
 
         Raises:
             OSError: the disk failed.

@@ -25,11 +25,11 @@ from ktcli.store.retrying import with_retries
 
 
 def repair_entry(entry: Entry, names: Collection[str], listener: Listener = SILENT) -> None:
-    """Downloads or converts the damaged files of an entry again, and nothing else; each old file stays until the new
-    one is verified.
+    """Downloads or converts the damaged files `names` of a model in the library again, and nothing else; each old file
+    stays until the new one is verified.
 
     Raises:
-        NotFound: there is nothing to make them from.
+        NotFound: the checkpoint that they are converted from is not known or not there.
         KtError: as for pulls and conversions.
     """
     with smallfiles.lock(places.lock_path(entry.name), f"repairing {entry.label}"):

@@ -40,18 +40,19 @@ class DeviceWords:
     placement: Path | None = None
 
     def of_gpu(self) -> tuple[str, ...]:
-        """Returns the given options that mean something only with a GPU. One that says which may be used, and may
-        come from a setting, is kept to by using none."""
+        """Returns the names of the given options that mean something only with a GPU: of "--gpu-experts" and
+        "--prefill-threshold".
+        """
         said = {"--gpu-experts": self.gpu_experts, "--prefill-threshold": self.prefill_threshold}
         return tuple(option for option, value in said.items() if value is not None)
 
     @property
     def numbers(self) -> tuple[int, ...] | None:
-        """The numbers of the GPUs that may be used; None: all. Raises UsageError if `gpus` means none."""
+        """The indices of the GPUs that may be used; None: all. Raises UsageError if `gpus` names none."""
         return None if self.gpus is None else gpu_numbers(self.gpus)
 
     def rules(self) -> PlacementRules | None:
-        """Returns the placement rules; None: there are none.
+        """Returns the placement rules read from the file that --placement names; None: no file is named.
 
         Raises:
             UsageError, NotFound: as `read_rules`.
@@ -59,7 +60,7 @@ class DeviceWords:
         return None if self.placement is None else read_rules(self.placement)
 
     def apply(self, request: Request, spec: Spec) -> Request:
-        """Returns `request` with these options applied.
+        """Returns the planner's request with these GPU options put in.
 
         Raises:
             UsageError: an option means nothing, or a file is of another model.
@@ -112,7 +113,9 @@ class Wanted:
 
     @property
     def use(self) -> Use:
-        """The use of the engine, on which its memory depends."""
+        """The features of the engine that its memory depends on: precision, logits, cache format, sequences,
+        adapters.
+        """
         return Use(
             self.exact,
             self.all_logits,
@@ -125,11 +128,11 @@ class Wanted:
 
     @property
     def where(self) -> str:
-        """The device that is asked for: an exact engine runs on the CPU."""
+        """The device that is asked for: "cpu" for an exact engine, else the --device option, such as "auto"."""
         return CPU if self.exact else self.device.device
 
     def request(self, recipe: Recipe, spec: Spec, where: str) -> Request:
-        """Returns the request to the planner for a model in these number formats.
+        """Returns the request to the planner for a model in the number formats of `recipe`, with these options.
 
         Args:
             where: the device; on the CPU the other words about a GPU mean nothing, and are not looked at.
@@ -143,16 +146,18 @@ class Wanted:
 
     @property
     def row(self) -> str | None:
-        """The row of kernels that is asked for; None: none is."""
+        """The name of the row of CPU kernels that the options or the placement rules ask for; None: neither does."""
         rules = self.device.rules()
         return self.isa or (rules.kernel if rules else None)
 
 
 def require_rows(wanted: Wanted, runs: Sequence[str]) -> None:
-    """Raises UsageError if placement rules ask for a row of kernels that a CPU does not run.
+    """Raises an error if the placement rules ask for a row of CPU kernels that a CPU does not run.
 
+    Args:
+        runs: the names of the rows that it runs; empty: nobody knows, and nothing is raised.
     Raises:
-        UsageError: see above; `runs` are those that it runs.
+        UsageError: there is such a rule.
     """
     rules = wanted.device.rules()
     if rules is not None:
@@ -172,16 +177,16 @@ def _expert_choice(said: str | None, spec: Spec) -> ExpertChoice:
 
 
 def placement_here() -> Path | None:
-    """Returns the file of placement rules that this machine's settings name; None: they name none."""
+    """Returns the path of the file of placement rules that the setting `placement` names; None: it is not set."""
     said = config.value("placement")
     return None if said is None else Path(said).expanduser()
 
 
 def read_rules(path: Path) -> PlacementRules:
-    """Returns the placement rules in a file.
+    """Returns the placement rules in a TOML file.
 
     Raises:
-        UsageError: it has no rules that mean something.
+        UsageError: it is not a file of placement rules.
         NotFound: it cannot be read.
     """
     hint = "kt plan MODEL --write-placement FILE writes one"
@@ -190,8 +195,11 @@ def read_rules(path: Path) -> PlacementRules:
 
 
 def read_text(path: Path, most: int, what: str, hint: str) -> str:
-    """Returns the text of a small file of `what`.
+    """Returns the text of a small file, decoded as UTF-8.
 
+    Args:
+        most: the most bytes that the file may have.
+        what: what the file is of, for errors.
     Raises:
         UsageError: it is larger than `most` bytes, or is no file.
         NotFound: it cannot be read.

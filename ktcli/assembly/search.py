@@ -47,18 +47,19 @@ class Judged:
 
     @property
     def known(self) -> str:
-        """The repository's name in the catalogue; empty: it is not there."""
+        """The name that the repository's model has in the catalogue; empty: it is not in the catalogue."""
         profile = catalog.by_repository(self.hit.hub, self.hit.repository)
         return profile.name if profile else ""
 
     @property
     def fits(self) -> bool:
-        """Whether there is a plan, and it fits into memory."""
+        """Whether the repository's model has a plan on this machine that fits into memory."""
         return self.plan is not None and self.plan.fits
 
 
 def judge(hits: Sequence[Hit], host: Host, tell: Tell = silent) -> Iterator[Judged]:
-    """Yields the judgement of each repository that a hub found, in its order, by its config.
+    """Yields for each repository that a hub found, in their order, whether this machine can run its model: the plan
+    made from its config.json, or the reason why there is none.
 
     Args:
         tell: is given a sentence when a hub is waited for, from any thread.

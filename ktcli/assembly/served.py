@@ -43,10 +43,11 @@ class ServedFacts:
 
 
 def served_facts(subject: Subject, listener: Listener = SILENT) -> ServedFacts:
-    """Returns the facts about `kt serve` of a model on this machine, with the current settings.
+    """Returns the plan of a model under `kt serve` on this machine with the current settings, the sizes of its KV
+    cache, and the speed at which it reads prompts.
 
     Raises:
-        UsageError: the model keeps no pages.
+        UsageError: the model has no KV pages.
     """
     spec = build(subject.config).spec
     wanted = Wanted(

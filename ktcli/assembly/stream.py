@@ -34,8 +34,8 @@ from ktcli.weights.recipe import Recipe
 
 
 def begun_stream(reference: Reference) -> Reference | None:
-    """Returns the reference, with its formats, of a conversion during download of this model that did not finish; None:
-    there is none.
+    """Returns the reference, with formats, of an unfinished conversion of this model that was being made during its
+    download; None: there is none.
     """
     found = (
         entry.formats
@@ -54,7 +54,8 @@ def stream_model(
     limit_bps: int | None = None,
     check: Callable[[str, Path], object] | None = None,
 ) -> Entry:
-    """Downloads and converts a model at the same time; returns its pack, at once if it exists.
+    """Downloads and converts a model at the same time; returns the library's entry of its pack, at once if the pack
+    exists.
 
     Args:
         reference: its formats are those of the pack; empty: the recommended ones.
@@ -62,7 +63,8 @@ def stream_model(
         limit_bps: the most bytes per second, 0: no limit; None: the setting `pull-limit`.
         check: called with the model's name and the folder of its small files before a weight is fetched; it may raise.
     Raises:
-        UsageError: what it names cannot be streamed.
+        UsageError: the reference names GGUF files, or a model that is not from a hub; or the formats need a
+            calibration.
         Busy: another process works on it.
         BadCheckpoint, NotFound, HubError, NotEnoughDisk: what stopped it.
     """
@@ -164,8 +166,8 @@ def _head(
 
 
 def fetch_head(client: Hub, snapshot: Snapshot, head: Path, watcher: Watcher) -> Manifest:
-    """Downloads the small files of a repository and the headers of its weight files, and writes the manifest of all of
-    them; returns the manifest.
+    """Downloads the small files of a repository and the headers of its weight files into `head`, and writes the
+    manifest of all of them there; returns the manifest.
 
     Raises:
         HubError: the hub does not give what its weight files are verified with.

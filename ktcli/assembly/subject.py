@@ -55,17 +55,19 @@ class Subject:
 
     @property
     def base(self) -> str:
-        """The name without the adapter, as a user types it."""
+        """The name of the model without its adapter, as the user typed it."""
         return self.said
 
     @property
     def title(self) -> str:
-        """The name for people, with the adapter."""
+        """The name of the model for people: "NAME", or "NAME+ADAPTER"."""
         return f"{self.name}+{self.adapter}" if self.adapter else self.name
 
     @property
     def ready(self) -> Ready | None:
-        """Its conversion on disk, with its adapter; None: there is none with these formats."""
+        """The model's conversion on disk with exactly these formats, and its adapter; None: there is no such
+        conversion.
+        """
         if self.pack is None:
             return None
         return Ready(self.title, self.pack, self.adapter)
@@ -79,7 +81,8 @@ def find_with_adapter(
     ask_hub: bool = False,
     tell: Tell = silent,
 ) -> Subject:
-    """Returns the model of a name, with its adapter if it names one; see `find_subject`.
+    """Returns the config and number formats of the model that a name means, with the adapter that the name adds to it,
+    if any; see `find_subject`.
 
     Raises:
         As `find_subject`.
@@ -98,15 +101,16 @@ def find_subject(
     ask_hub: bool = False,
     tell: Tell = silent,
 ) -> Subject:
-    """Returns the model that `name` means: on disk first, then in the catalogue, then on its hub.
+    """Returns the config and number formats of the model that `name` means: it is looked for on disk first, then in the
+    catalogue, then on its hub.
 
     Args:
         experts, dense: names of formats to take instead of those it has or would get; None: those.
         ask_hub: whether a repository that is neither on disk nor in the catalogue is looked at where it is.
         tell: is given a sentence when a hub is waited for, or passed over.
     Raises:
-        UsageError: not a name, or no such format.
-        NotFound: nothing on disk and not in the catalogue, and no such repository.
+        UsageError: `name` is not a valid name, or there is no such format.
+        NotFound: there is no such model on disk or in the catalogue, and no such repository.
         HubError, BadCheckpoint: the hub does not respond, or has no model there that kt can read.
     """
     entry = library.find(name)
@@ -150,7 +154,8 @@ def _has_weights(path: Path) -> bool:
 def recipe_of(
     profile: ModelProfile, experts: str | None = None, dense: str | None = None
 ) -> Recipe:
-    """Returns the number formats of a model of the catalogue, unless others are asked for.
+    """Returns the number formats of experts and of dense matrices that the catalogue recommends for a model, unless
+    others are asked for.
 
     Raises:
         UsageError: there is no such format. KtError: the model cannot be built as the file of a user says.

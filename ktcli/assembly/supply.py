@@ -67,7 +67,8 @@ class HubSupply:
         self.checkpoint.close()
 
     def begin(self, plan: Conversion, made: Collection[str]) -> None:
-        """Starts fetching the files that the first steps need.
+        """Starts downloading the weight files that the first steps of a conversion need; `made` names the pack's files
+        that exist already.
 
         Raises:
             NotEnoughDisk: there is less room than pack and files will take together.
@@ -115,8 +116,8 @@ class HubSupply:
 
     @contextmanager
     def at_hand(self, file: WeightFile) -> Iterator[None]:
-        """Opens a context in which the source files of a file of the pack are there, after waiting for them; its end
-        removes those that no later file needs.
+        """Opens a context, without a value, in which the checkpoint's weight files that a file of the pack is made from
+        are on the disk, after waiting for them; its end removes those that no later file needs.
         """
         transfer, folder = self._transfer, self._head / SHARDS
         step = self._schedule.steps[self._done]
@@ -150,7 +151,7 @@ class HubSupply:
         self._transfer.allow(sum(name in ahead for name in self._coming))
 
     def tell(self) -> None:
-        """Reports to the watcher the bytes that have arrived since the last call."""
+        """Reports to the watcher the number of bytes that have arrived since the last call."""
         assert self._transfer is not None
         now = self._transfer.new_bytes
         self._watcher.advance(now - self._told)

@@ -59,26 +59,30 @@ class Surveyed:
 
     @property
     def fits(self) -> bool:
-        """Whether there is a plan, and it fits into memory."""
+        """Whether the model has a plan on this machine that fits into memory."""
         return self.plan is not None and self.plan.fits
 
     @property
     def is_quick(self) -> bool:
-        """Whether it answers faster than people read."""
+        """Whether the model fits and is predicted to decode at least READING_TOK_S tokens per second, as fast as people
+        read.
+        """
         return self.decodes(READING_TOK_S)
 
     def decodes(self, tok_s: float) -> bool:
-        """Returns whether it fits and decodes at least so many tokens per second."""
+        """Returns whether the model fits into memory and is predicted to decode at least `tok_s` tokens per second."""
         return self.plan is not None and self.fits and self.plan.speed.decode >= tok_s
 
     @property
     def defers(self) -> bool:
-        """Whether its predicted speed is that with experts deferred."""
+        """Whether the predicted speed of the model is one with deferred experts, which are computed one layer later."""
         return self.plan is not None and bool(self.plan.device and self.plan.device.undeferred)
 
     @property
     def missing_bytes(self) -> int:
-        """The bytes of memory that it lacks, in all or on the node that lacks most; 0 if it fits."""
+        """The bytes of main memory that the machine lacks for the model, in all or on the NUMA node that lacks most; 0
+        if the model fits or has no plan.
+        """
         if self.plan is None or self.fits:
             return 0
         lacks = [need.need_bytes - need.free_bytes for need in self.plan.nodes]
@@ -86,8 +90,8 @@ class Surveyed:
 
     @property
     def disk_bytes(self) -> int:
-        """The bytes, at most, that must be free on the disk before it runs; a missing checkpoint is converted during
-        its download.
+        """The bytes, at most, that must be free on the disk to pull and convert the model; a missing checkpoint is
+        converted during its download. 0 if the pack is on disk or there is no plan.
         """
         if self.plan is None or self.here == EntryKind.PACK.value:
             return 0
@@ -97,8 +101,11 @@ class Surveyed:
 
     @property
     def rank(self) -> tuple[int, float, float]:
-        """The sort key of models, best first: a class and figures in it: quick ones by date and size, slow ones by
-        speed, those that do not fit by the bytes that are missing, those without a plan."""
+        """The sort key of surveyed models, the best first: (class, figure, figure).
+
+        Class 0 are models faster than people read, by date and number of parameters, the newest and largest first; 1
+        slower ones, the fastest first; 2 those that do not fit, by missing bytes; 3 those without a plan.
+        """
         if self.plan is None:
             return 3, 0.0, 0.0
         if not self.fits:
@@ -112,7 +119,7 @@ class Surveyed:
 def survey(
     host: Host, wanted: Wanted, formats: Formats, profiles: Iterable[ModelProfile] | None = None
 ) -> Iterator[Surveyed]:
-    """Yields the plan of every model of the catalogue on `host`, in alphabetical order.
+    """Yields each model of the catalogue with its plan on `host`, or the reason why it has none, in alphabetical order.
 
     Args:
         profiles: the models that are looked at; None: all that generate text.
@@ -157,19 +164,21 @@ def _with_another_format(made: Plan) -> tuple[Plan, str]:
 
 
 def ranked(found: Iterable[Surveyed]) -> tuple[Surveyed, ...]:
-    """Returns models sorted, the best first."""
+    """Returns surveyed models sorted by `Surveyed.rank`, the best for the machine first."""
     return tuple(sorted(found, key=lambda each: each.rank))
 
 
 def best_here(
     host: Host, most: int, below: int | None = None, tok_s: float = READING_TOK_S
 ) -> tuple[Surveyed, ...]:
-    """Returns the best models that run on `host`, one of each size, planned only until enough are found.
+    """Returns at most `most` models of the catalogue that fit on `host`, the best first, one of each number of
+    parameters; models are planned from the largest down until enough are found.
 
     Args:
-        most: how many.
+        most: the number of models.
         below: only models with fewer parameters than this; None: all.
-        tok_s: models that decode as many tokens per second come first, and are enough.
+        tok_s: models that decode at least so many tokens per second come first; the search ends when `most` of them are
+            found.
     """
     here, found, sizes = on_disk(), list[Surveyed](), set[int]()
     roomy = host.available_bytes + sum(gpu.free_bytes for gpu in host.gpus)
@@ -196,7 +205,9 @@ def best_here(
 
 
 def on_disk() -> dict[str, str]:
-    """Returns, by model name, what is on disk: "pack", or else "checkpoint"."""
+    """Returns what is on disk of each model of the library: "pack" or "checkpoint" by model name; "pack" if both are
+    there.
+    """
     complete = [entry for entry in library.entries() if entry.complete and entry.in_library]
     kinds = sorted(complete, key=lambda entry: entry.kind is EntryKind.PACK)
     return {entry.name: entry.kind.value for entry in kinds}

@@ -79,7 +79,7 @@ class OpenModel:
         self.keeps_pages = store is not None
 
     def read_adapter(self, name: str) -> PackedAdapter:
-        """Returns an adapter of the library, packed for its engine; on any thread.
+        """Returns a LoRA adapter of the library for this model, packed for its engine; callable from any thread.
 
         Raises:
             KtError: there is none of this name for the model, or it cannot be used beside it.
@@ -92,18 +92,18 @@ class OpenModel:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of memory that closing it frees: those of its weights."""
+        """The bytes of memory that closing the model frees: those of its weights."""
         return self.backend.engine.weights_bytes
 
     def forget(self) -> None:
-        """Drops its reference to the backend, after `close`, so that its memory is free once there is no other
-        reference.
+        """Deletes the model's reference to its backend, after `close`, so that the memory is free once there is no
+        other reference.
         """
         del self.backend
 
     def close(self) -> None:
-        """Writes the pages that are to be stored, and closes the model; its memory is free once there is no reference
-        to the backend.
+        """Writes the KV pages that are still to be stored, and the heat map of chosen experts if it is recorded; the
+        model's memory is free once there is no reference to the backend.
         """
         try:
             self._held.close()
@@ -128,13 +128,13 @@ def open_model(
     how: Opening,
     hear: Callable[[TextModel], None] = lambda texts: None,
 ) -> OpenModel:
-    """Returns a converted model, loaded.
+    """Returns a converted model, loaded: its engine, text files and KV pages on disk.
 
     Args:
-        asked: the name that finds it again.
-        hear: called with its texts before its weights are loaded; it may raise.
+        asked: the name with which the model can be found again.
+        hear: called with the model's text files before its weights are loaded; it may raise.
     Raises:
-        KtError: its files are damaged, or it does not fit; see `load`.
+        KtError: the model's files are damaged, it makes embeddings, or it does not fit; see `load`.
     """
     texts = read_text_model(ready.name, ready.pack, allow_special=how.allow_special)
     require_text(ready.name, embeds=texts.embeds)
@@ -143,10 +143,10 @@ def open_model(
 
 
 def require_text(name: str, *, embeds: bool) -> None:
-    """Raises an error if the model called `name` does not generate text.
+    """Raises an error if a model makes embeddings (`embeds`) instead of generating text.
 
     Raises:
-        UsageError: it makes embeddings.
+        UsageError: it does; the message calls it `name`.
     """
     if embeds:
         raise UsageError(
@@ -156,11 +156,11 @@ def require_text(name: str, *, embeds: bool) -> None:
 
 
 def open_read(ready: Ready, texts: TextModel, asked: str, how: Opening) -> OpenModel:
-    """Returns a converted model, loaded, whose text files were read before; warns if one of them is not used; callable
-    from any thread.
+    """Returns a converted model, loaded, whose text files `texts` were read before; warns of text files that are not
+    used. Callable from any thread.
 
     Args:
-        asked: the name that finds it again.
+        asked: the name with which the model can be found again.
     Raises:
         KtError: its files are damaged, or it does not fit; see `load`.
     """
@@ -176,7 +176,9 @@ def open_read(ready: Ready, texts: TextModel, asked: str, how: Opening) -> OpenM
 
 
 def prepared(name: str, how: Opening) -> Ready:
-    """Returns the conversion that a name means, made now if need be; see `prepare`."""
+    """Returns the conversion on disk that a model name means, pulled and converted now if need be; raises as
+    `prepare`.
+    """
     if (ready := at_hand(name)) is not None:
         return ready
     from ktcli.assembly.prepare import prepare  # loading what pulls and converts takes a moment
@@ -185,14 +187,14 @@ def prepared(name: str, how: Opening) -> Ready:
 
 
 def after_failure(error: DeviceError, how: Opening) -> str:
-    """Chooses the device on which a model whose GPU failed runs once it is closed and opened again; returns a sentence
+    """Chooses the device on which a model whose GPU failed runs once it is closed and opened again; returns a phrase
     about it.
 
     Where the memory of the GPU was full, for the first time in a while, that is the same GPU with what is free now;
     otherwise it is the CPU, also for all other models that this process opens without being asked for a GPU.
 
     Returns:
-        A few words for people: "on the CPU"; empty: nowhere, for the GPU was asked for.
+        "on the CPU" or "with the GPU memory that is free now"; empty: nowhere, for the GPU was asked for.
     """
     if isinstance(error, OutOfDeviceMemory) and not is_full_again():
         return "with the GPU memory that is free now"
@@ -203,7 +205,8 @@ def after_failure(error: DeviceError, how: Opening) -> str:
 
 
 def planner_for(ready: Ready, how: Opening) -> Planner:
-    """Returns the planner of a converted model as it would be loaded now; nothing is loaded.
+    """Returns the planner of a converted model: the model, this machine and the request as `load` would use them;
+    nothing is loaded.
 
     Raises:
         UsageError, DeviceError: an option does not fit this model or machine. BadPack: its files are damaged.
@@ -215,13 +218,15 @@ def planner_for(ready: Ready, how: Opening) -> Planner:
 
 
 def plan_of(ready: Ready, how: Opening) -> Plan:
-    """Returns the plan of a converted model as it would be loaded now; nothing is loaded. Raises as `planner_for`."""
+    """Returns the plan of a converted model (the place of its parts, bytes and predicted speed) as it would be loaded
+    now; nothing is loaded. Raises as `planner_for`.
+    """
     return planner_for(ready, how).place()
 
 
 def give_back_memory() -> None:
-    """Collects garbage, reference cycles included, which for an engine are gigabytes, and returns torch's cached GPU
-    memory to the driver, which is asked how much is free before the next model is planned.
+    """Collects garbage, including reference cycles, which for an engine are gigabytes, and returns torch's cached GPU
+    memory to the driver, so that the next plan sees it as free.
     """
     torch = sys.modules.get("torch")  # if a GPU was used, it is there
     if torch is not None and torch.cuda.is_initialized():

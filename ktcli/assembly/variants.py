@@ -71,14 +71,17 @@ class EvalRequest:
 
     @property
     def context(self) -> int:
-        """The number of positions that a window takes: its tokens, and the one that every text begins with."""
+        """The number of positions of context that one evaluated window takes: its tokens, and the token that every text
+        begins with.
+        """
         return self.length + 1
 
     def require(self) -> None:
-        """Raises UsageError if the windows leave tokens out, or a split is to defer experts.
+        """Raises an error if these options of an evaluation contradict each other.
 
         Raises:
-            UsageError: the windows leave tokens out, or a split is to defer experts.
+            UsageError: the stride is longer than a window, which would leave out tokens; or a split is to run on a GPU,
+                by placement rules or with deferred experts.
         """
         if self.split and (self.device.device != CPU or self.device.placement is not None):
             raise UsageError(
@@ -93,10 +96,10 @@ class EvalRequest:
             )
 
     def wanted(self, variants: Sequence[Variant] = (), at_once: int = 1) -> Wanted:
-        """Returns the options to load the engine that `variants` share; (): those for preparing.
+        """Returns the options to load the engine that `variants` share; empty: those to pull and convert the model.
 
         Args:
-            at_once: the windows of each that it reads at the same time.
+            at_once: the number of windows of each variant that the engine reads at the same time.
         """
         wanted = Wanted(
             self.context,
@@ -137,28 +140,38 @@ class Variant:
 
     @property
     def loaded(self) -> Ready:
-        """The conversion that is loaded to run it."""
+        """The conversion, with its adapter, that is loaded to run the variant: `ready`, with the adapter of `host` if
+        there is one.
+        """
         return adapted(self.ready, self.host)
 
     @property
     def conversion(self) -> str:
-        """The name, for people, of the conversion that it is about."""
+        """The name, for people, of the conversion that the variant measures: "NAME@FORMATS", with "+ADAPTER" if it has
+        one.
+        """
         adapter = f"+{self.ready.adapter}" if self.ready.adapter else ""
         return f"{self.ready.base}@{(self.rounding or self.recipe).name}{adapter}"
 
     @property
     def calibration(self) -> str:
-        """The manifest's entry on the calibration of its conversion; empty: there was none."""
+        """The identity of the calibration that the variant's conversion was made with, from its manifest; empty: it was
+        not calibrated.
+        """
         return calibration_in(self.ready.pack) if self.recipe.calibrated else ""
 
     @property
     def exact(self) -> bool:
-        """Whether its products read activations in f32."""
+        """Whether the variant's matrix products read activations in f32: it is a part of a split other than
+        TOGETHER.
+        """
         return self.part not in (None, SplitPart.TOGETHER)
 
     @property
     def label(self) -> str:
-        """The name of the variant for people."""
+        """The name of the variant for people: its conversion, and the part, deferral and cache format that differ from
+        the usual.
+        """
         if self.part is SplitPart.CACHE:
             return f"{self.conversion}: {self.cache} cache"
         part = f": {self.part}" if self.part else ""
@@ -167,7 +180,9 @@ class Variant:
         return f"{self.conversion}{part}{deferral}{cached}"
 
     def beside(self, whole: Variant) -> bool:
-        """Returns whether it is a row of the split of a whole conversion, that conversion included."""
+        """Returns whether this variant belongs in the split table of `whole`, all of a conversion with one cache
+        format: it is the reference, the part for that cache format, or another part of the same conversion.
+        """
         if self.part is SplitPart.REFERENCE:
             return True
         if self.part is SplitPart.CACHE:
@@ -177,12 +192,16 @@ class Variant:
 
     @property
     def engine(self) -> tuple[Path, str, bool, str, Recipe | None]:
-        """The key of the engine that runs it: variants with the same key share one."""
+        """The key of the engine that runs the variant: (pack folder, loaded adapter's name, exact, cache format,
+        rounding recipe). Variants with equal keys share one engine.
+        """
         return self.ready.pack, self.loaded.adapter, self.exact, self.cache, self.rounding
 
     @property
     def logits_bytes(self) -> int:
-        """The bytes of logits that its evaluation holds beside the engine's own: those kept, and temporaries."""
+        """The bytes of f32 logits that the variant's evaluation holds beside the engine's own: those kept, and
+        temporaries.
+        """
         return 2 * 4 * piece_tokens(self.model.spec.vocab) * self.model.spec.vocab
 
 
@@ -193,8 +212,8 @@ def variants_of(
     asked: EvalRequest,
     listener: Listener = SILENT,
 ) -> tuple[Variant, ...]:
-    """Returns the variants to measure, in order, pulled and converted if need be; all others are compared with the
-    first.
+    """Returns the variants of models to measure, in order, pulled and converted if need be; all others are compared
+    with the first.
 
     Raises:
         UsageError: a depth, window or format that a model cannot have.
@@ -304,8 +323,9 @@ def _require_known(name: str) -> None:
 
 
 def conversions_of(name: str, said: str | None) -> tuple[str, ...]:
-    """Returns the names of the conversions in a list of formats, each "<experts>-<dense>"; a single name is that of the
-    experts, also where it could be a pair. None: as the model is.
+    """Returns the names "<experts>-<dense>" of the conversions in `said`, a comma-separated list of formats. A single
+    word that names a format of experts is taken as one, also where it could be a pair. `said` None: ("",), the model as
+    it is.
 
     Raises:
         UsageError: there is no such format, it is named twice, or `name` has formats of its own.

@@ -31,7 +31,7 @@ Progress = Callable[[int, int], None]
 
 
 def not_cancelled() -> bool:
-    """Returns False: the answer cannot be stopped."""
+    """Returns False, always: the default of `cancelled`, for an answer that nobody stops."""
     return False
 
 
@@ -72,17 +72,17 @@ class BaseChat(ABC):
     @property
     @abstractmethod
     def model(self) -> Identity:
-        """The name of the model in the saved conversation."""
+        """The identity of the model in the saved conversation: its names, its conversion, its server."""
 
     @property
     @abstractmethod
     def context(self) -> int | None:
-        """The most positions of a conversation; None: its server does not say."""
+        """The most positions, in tokens, that a conversation can have; None if the server does not say."""
 
     @property
     @abstractmethod
     def longer(self) -> str:
-        """The advice for a longer conversation."""
+        """A sentence for people on how a conversation can become longer."""
 
     @property
     @abstractmethod
@@ -106,11 +106,13 @@ class BaseChat(ABC):
     @property
     @abstractmethod
     def used(self) -> int:
-        """The number of tokens in the context."""
+        """The number of tokens of the conversation that are in the context: those read and generated so far."""
 
     @property
     def loss(self) -> Loss | None:
-        """The cached tokens that the last prompt could not reuse; None if it reused all, or that is not known."""
+        """The cached tokens that the last prompt could not reuse, and why; None if it reused all, or that is not
+        known.
+        """
         return None
 
     # --- questions and answers ------------------------------------------------------------------------
@@ -122,7 +124,7 @@ class BaseChat(ABC):
 
     @property
     def answering(self) -> Reply | None:
-        """The answer in progress; None: there is none."""
+        """The answer in progress; None if there is none."""
         return self._answering
 
     def ask(
@@ -132,7 +134,7 @@ class BaseChat(ABC):
         cancelled: Callable[[], bool] = not_cancelled,
         progress: Progress | None = None,
     ) -> Generator[AnswerPiece]:
-        """Sends `question`; yields the answer's pieces as they come, and may be closed at any piece.
+        """Sends `question` to the model; yields the answer's pieces as they come, and may be closed at any piece.
 
         Raises:
             ContextFull: there is no room; the question is not part of the conversation.
@@ -146,8 +148,8 @@ class BaseChat(ABC):
         cancelled: Callable[[], bool] = not_cancelled,
         progress: Progress | None = None,
     ) -> Iterator[AnswerPiece] | None:
-        """Generates another answer to the last question; returns None if there was none. If it is stopped before the
-        first word, the earlier answer stays.
+        """Returns an iterator of the pieces of another answer to the last question, which replaces the earlier one;
+        None if there was no question. If it is stopped before the first word, the earlier answer stays.
         """
         before = self.conversation.copy()
         question = self.conversation.undo()
@@ -186,8 +188,8 @@ class BaseChat(ABC):
     # --- the conversation -----------------------------------------------------------------------------
 
     def restore(self, saved: Saved) -> None:
-        """Replaces the conversation by a saved one, with its settings; a question without an answer gets an empty
-        one.
+        """Replaces the conversation and its settings by those of a saved one; a last question without an answer gets
+        an empty one.
         """
         self.conversation = saved.conversation.copy()
         self.conversation.end_question()
@@ -196,10 +198,9 @@ class BaseChat(ABC):
     def compact(
         self, *, cancelled: Callable[[], bool] = not_cancelled, progress: Progress | None = None
     ) -> int:
-        """Replaces the oldest turns in prompts by a summary that the model writes; returns their number.
+        """Replaces the oldest turns in prompts by a summary that the model writes; returns the number of turns that
+        were summed up, 0 if it was stopped and nothing changed.
 
-        Returns:
-            The number of turns that were summed up; 0: it was stopped, and nothing changed.
         Raises:
             UsageError: there is nothing to sum up. KtError: the model gave no summary.
         """

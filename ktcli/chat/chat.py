@@ -74,29 +74,31 @@ class Chat(BaseChat):
         self.spoken, self.timeline, self._before = [], None, None
 
     def go_to(self, backend: ChatBackend, settings: Settings) -> None:
-        """Continues the conversation with a model, after `leave`; the model reads the conversation when it is asked
-        next.
+        """Continues the conversation with another model, after `leave`; that model reads the conversation when the
+        next question is asked.
         """
         self._begin(backend)
         self.settings = settings
 
     def keep(self) -> None:
-        """Stores the end of the last answer in the cache, so that it is reused when the conversation continues."""
+        """Stores the end of the last answer in the engine's cache, so that it is reused when the conversation
+        continues.
+        """
         self.session.keep()
 
     @property
     def model(self) -> Identity:
-        """The name of the model in the saved conversation."""
+        """The identity of the model in the saved conversation: its names and its conversion."""
         return self.backend.model
 
     @property
     def context(self) -> int:
-        """The positions that a conversation can have."""
+        """The most positions, in tokens, that a conversation can have."""
         return self.backend.engine.context
 
     @property
     def longer(self) -> str:
-        """The advice for a longer conversation."""
+        """A sentence for people on how a conversation can become longer."""
         return longer_context(self.backend.engine)
 
     @property
@@ -121,7 +123,9 @@ class Chat(BaseChat):
         return self._sampler.seed
 
     def restore(self, saved: Saved) -> None:
-        """Replaces the conversation by a saved one, see `BaseChat`; ids of the same model are reused."""
+        """Replaces the conversation and its settings by those of a saved one, see `BaseChat`; ids of the same model
+        are reused.
+        """
         super().restore(saved)
         whole = self._prompts.is_whole
         self.spoken = [answer for answer in saved.spoken if whole(answer, foreign=True)]
@@ -129,7 +133,7 @@ class Chat(BaseChat):
 
     @property
     def loss(self) -> Loss | None:
-        """The cached tokens that the last prompt could not reuse; None if it reused all."""
+        """The cached tokens that the last prompt could not reuse, and why; None if it reused all."""
         now = self.reply.timeline if self.reply else None
         if self._before is None or now is None or self.reply is None:
             return None
@@ -138,7 +142,9 @@ class Chat(BaseChat):
 
     @property
     def used(self) -> int:
-        """The number of tokens in the context."""
+        """The number of tokens of the conversation that the engine has computed: the last prompt and its answer; 0
+        before the first.
+        """
         return 0 if self._run is None else self._run.length
 
     def _made(self, reply: Reply, hooks: AnswerHooks) -> Iterator[AnswerPiece]:
@@ -337,11 +343,13 @@ class FittedText(NamedTuple):
     ids: list[int] | None
 
     def leaves(self, room: int, context: int) -> bool:
-        """Returns whether the prompt leaves room for so many ids in a context."""
+        """Returns whether a context of `context` ids has room for this prompt and `room` more ids."""
         return self.ids is not None and len(self.ids) + room <= context
 
     def tokens(self, context: int) -> str:
-        """Returns the number of its ids, for people."""
+        """Returns the number of the prompt's ids as words, "1,234", or "more than" the context's size if it is not
+        known.
+        """
         return f"more than {context:,}" if self.ids is None else f"{len(self.ids):,}"
 
 
@@ -361,7 +369,8 @@ class Fitting:
     def encoded(
         self, messages: list[Turn], most: int | None = None, *, passing: bool = False
     ) -> FittedText:
-        """Returns messages as text and as at most `most` ids; None: as many as the context holds.
+        """Returns messages as the text of a prompt and its ids, of which there may be `most` (None: as many as the
+        context holds); the ids are None if there are certainly more.
 
         Args:
             passing: see `PromptEncoder.ids`.
@@ -372,7 +381,7 @@ class Fitting:
 
     def with_room(self, said: Conversation, most: int) -> FittedText:
         """Returns the prompt of a conversation that is too long, of `most` ids at most if possible: as many of the
-        oldest turns as needed are omitted from now on; the last question stays.
+        oldest turns as needed are omitted from `said` from now on; the last question stays.
         """
 
         def fits(turns: int) -> bool:

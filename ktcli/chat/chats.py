@@ -30,7 +30,7 @@ _DATED = re.compile(r"\d{4}-\d\d-\d\d-\d{6}(-\d+)?")
 
 
 def chats_folder() -> Path:
-    """Returns the library's folder of saved chats."""
+    """Returns the path of the folder in which chats are saved."""
     return config.home() / "chats"
 
 
@@ -49,8 +49,8 @@ def make_folder() -> Path:
 
 
 def chat_path(name: str) -> Path:
-    """Returns the file of a name, for `/save`: in the library folder, unless the name is a path, which has a slash. It
-    ends with .json.
+    """Returns the path of the .json file in which `/save` stores a chat of this name: in the folder of saved chats,
+    unless the name is itself a path, which has a slash.
 
     Raises:
         UsageError: the name cannot be one.
@@ -62,10 +62,10 @@ def chat_path(name: str) -> Path:
 
 
 def plain_name(name: str) -> str:
-    """Returns a name in the library folder, without the ending of its file.
+    """Returns the name of a chat without the ending of its file.
 
     Raises:
-        UsageError: it cannot be one.
+        UsageError: it cannot be the name of a chat.
     """
     for form in FORMS:
         name = name.removesuffix(form)
@@ -77,10 +77,10 @@ def plain_name(name: str) -> str:
 
 
 def require_free(path: Path) -> None:
-    """Raises an error if the name of a file for a chat is another chat's.
+    """Raises an error if a chat's file of this path would have the name of another chat, or the reserved name "last".
 
     Raises:
-        UsageError: it does.
+        UsageError: it would.
     """
     if path.stem == LAST and path.parent == chats_folder():
         raise UsageError(f"{LAST} always means the newest chat", hint="choose another name")
@@ -100,7 +100,7 @@ def _path(name: str) -> Path:
 
 
 def files() -> list[Path]:
-    """Returns the files of the chats in the library folder, the most recently used first."""
+    """Returns the paths of all chats in the folder of saved chats, the most recently used first."""
     found: list[tuple[int, str, Path]] = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(chats_folder()):
@@ -116,23 +116,25 @@ def files() -> list[Path]:
 
 
 def used_ns(status: os.stat_result) -> int:
-    """Returns when a file was last used, in nanoseconds since 1970; 0: its time is out of range."""
+    """Returns when a file was last used, by its modification time, in nanoseconds since 1970; 0 if that is out of
+    range.
+    """
     return status.st_mtime_ns if 0 <= status.st_mtime_ns < _LATEST_NS else 0
 
 
 def saved_names() -> tuple[str, ...]:
-    """Returns the names of the chats in the library folder."""
+    """Returns the names of the chats in the folder of saved chats, sorted."""
     return tuple(sorted({path.stem for path in files()}))
 
 
 def newest() -> Path | None:
-    """Returns the file of the last chat that was saved automatically, None if there is none."""
+    """Returns the path of the most recently used chat that was saved automatically; None if there is none."""
     return next((path for path in files() if kept_itself(path)), None)
 
 
 def newest_readable() -> tuple[Path, Saved, list[Path]]:
-    """Returns the last automatically saved chat that can be read: its file, its contents, and newer files that cannot
-    be read.
+    """Returns the most recently used chat that was saved automatically and can be read: its path, its contents, and
+    the paths of newer ones that cannot be read.
 
     Raises:
         NotFound: there is none at all. UsageError: there are some, and none of them can be read.
@@ -154,10 +156,10 @@ def kept_itself(path: Path) -> bool:
 
 
 def find(name: str) -> Path:
-    """Returns the file of a chat by "last", its name, a unique prefix of the name, or a path.
+    """Returns the path of a saved chat, found by "last", its name, a unique prefix of the name, or a path.
 
     Raises:
-        NotFound: there is none. UsageError: it could be several, or cannot be a name.
+        NotFound: there is no such chat. UsageError: it could be several, or cannot be a name.
     """
     if name == LAST:
         path = newest()
@@ -191,13 +193,13 @@ def find(name: str) -> Path:
 
 
 def saved_hint() -> str:
-    """Returns a sentence that lists the names of saved chats."""
+    """Returns a hint with the names of up to 10 saved chats, such as "saved: plans, recipes"; empty without any."""
     known = ", ".join(path.stem for path in files()[:10])
     return f"saved: {known}" if known else ""
 
 
 def load(path: Path) -> Saved:
-    """Returns a chat that was saved in either format.
+    """Returns the chat in a file of either format: a log or a JSON document.
 
     Raises:
         NotFound: no such file. UsageError: it is not a saved chat.
@@ -208,7 +210,8 @@ def load(path: Path) -> Saved:
 
 
 def create() -> log.Log:
-    """Creates the file of a new conversation, named after the time; names are unique even if the clock goes back.
+    """Creates the log file of a new conversation, named after the time, and returns it, open; names are unique even if
+    the clock goes back.
 
     Raises:
         KtError, OSError: the system refuses.
@@ -248,7 +251,7 @@ def rename(path: Path, name: str) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Removes a chat.
+    """Deletes the file of a chat.
 
     Raises:
         Busy: a process has it open. KtError: the system refuses.
@@ -259,7 +262,7 @@ def remove(path: Path) -> None:
 
 
 def require_closed(path: Path) -> None:
-    """Raises an error if a process has a chat open.
+    """Raises an error if a process has the file of a chat open.
 
     Raises:
         Busy: one has.
@@ -269,8 +272,8 @@ def require_closed(path: Path) -> None:
 
 
 def said(path: Path, words: Sequence[str]) -> str:
-    """Returns an excerpt of a chat around the first of some words if it contains all of them, in any case; empty: it
-    does not, or cannot be read.
+    """Returns an excerpt of a chat's text around the first of `words`, if the chat contains all of them in any case;
+    empty if it does not, or cannot be read.
     """
     try:
         messages = load(path).conversation.messages
@@ -311,7 +314,9 @@ class Listed:
 
 
 def line_of(path: Path) -> Listed:
-    """Returns what a list shows of a chat's file; of one that is not a chat, the reason as its `problem`."""
+    """Returns the row of a list of chats for one file: name, time, size, model, questions; for a file that is not a
+    chat, with the reason as its `problem`.
+    """
     try:
         status = path.stat()
     except OSError as error:

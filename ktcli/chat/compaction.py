@@ -19,11 +19,11 @@ SUM_UP = (
 
 
 def older_turns(turns: int, omitted: int) -> int:
-    """Returns the number of turns that a summary replaces, of a conversation from whose prompt `omitted` turns are left
-    out already.
+    """Returns the number of oldest turns that a summary replaces, `omitted` ones included, in a conversation of
+    `turns` turns whose prompt already leaves out `omitted`.
 
     Raises:
-        UsageError: there are none.
+        UsageError: there are no more than are left out already.
     """
     older = turns - turns % 2 - KEPT_TURNS
     if older <= omitted:
@@ -35,8 +35,8 @@ def older_turns(turns: int, omitted: int) -> int:
 
 
 def fewest_omitted(turns: int, omitted: int, fits: Callable[[int], bool]) -> int:
-    """Returns the number of turns to leave out of a conversation, a question and its answer at a time, so that the rest
-    fits; if nothing fits, all but the last question.
+    """Returns the smallest number of oldest turns to leave out of a conversation, a question and its answer at a time,
+    so that the rest fits; if nothing fits, all but the last question.
 
     The rest is tried from its end, twice as long each time, and halved between: what is tried is never much longer
     than what fits, however long the conversation is.

@@ -51,7 +51,9 @@ class Conversation:
 
     @property
     def messages(self) -> list[Turn]:
-        """The messages that the template renders."""
+        """The messages that the chat template renders, each with role and content: the system text, and the turns
+        without omitted ones, whose summary is part of the first question.
+        """
         first = [{"role": "system", "content": self.system}] if self.system else []
         turns = self.turns[self.omitted.turns :]
         if turns and self.omitted.summary:
@@ -60,15 +62,15 @@ class Conversation:
         return [*first, *turns]
 
     def say(self, role: str, content: str) -> None:
-        """Appends a message."""
+        """Appends a message with this role and text to the turns."""
         self.turns.append({"role": role, "content": content})
 
     def clear(self) -> None:
-        """Removes all turns; the system text stays."""
+        """Removes all turns of the conversation; the system text stays."""
         self.cut(0)
 
     def cut(self, most: int) -> None:
-        """Removes all but the first `most` turns; if omitted ones are removed, no turn is omitted any more."""
+        """Removes all turns behind the first `most`; if omitted ones are removed, no turn is omitted any more."""
         del self.turns[most:]
         if self.omitted.turns > most:
             self.omitted = NOTHING_OMITTED
@@ -78,12 +80,12 @@ class Conversation:
         return Conversation(self.system, list(self.turns), self.omitted)
 
     def become(self, other: Conversation) -> None:
-        """Replaces the turns, and what is omitted of them, by those of another conversation."""
+        """Replaces the turns, and how many of them prompts leave out, by those of another conversation."""
         self.turns[:], self.omitted = other.turns, other.omitted
 
     def end_question(self) -> bool:
         """Adds an empty answer if the conversation ends with a question, so that turns alternate; returns whether it
-        did.
+        has added one.
         """
         is_open = bool(self.turns) and self.turns[-1]["role"] == "user"
         if is_open:
@@ -91,7 +93,9 @@ class Conversation:
         return is_open
 
     def undo(self) -> str | None:
-        """Removes the last question and its answer; returns the question, None if there was none."""
+        """Removes the last question and its answer from the conversation; returns the question's text, None if there
+        was none.
+        """
         while self.turns:
             turn = self.turns[-1]
             self.cut(len(self.turns) - 1)

@@ -25,7 +25,7 @@ MAX_STOPS = 1000  # texts; each is looked for in every piece of an answer
 
 
 def save(path: Path, saved: Saved) -> None:
-    """Writes a chat to a file, atomically.
+    """Writes a chat to a file, as a JSON document, atomically.
 
     Raises:
         KtError: the system refuses.
@@ -34,7 +34,7 @@ def save(path: Path, saved: Saved) -> None:
 
 
 def text_of(saved: Saved) -> str:
-    """Returns the text of a chat's file."""
+    """Returns the JSON text of the file in which `/save` stores a chat."""
     conversation = saved.conversation
     document = {
         "kt_chat": VERSION,
@@ -50,7 +50,7 @@ def text_of(saved: Saved) -> str:
 
 
 def markdown_of(saved: Saved) -> str:
-    """Returns a conversation as Markdown, a heading for each message."""
+    """Returns a saved conversation as Markdown text, with a heading for each message."""
     model = "".join(filter(str.isprintable, saved.model))
     names = {"system": "System", "user": "You", "assistant": model or "The model"}
     return "\n".join(
@@ -70,7 +70,7 @@ def write(path: Path, text: str) -> None:
 
 
 def read(path: Path) -> Saved:
-    """Returns the chat in a JSON document.
+    """Returns the chat in a file that holds a JSON document, as `/save` writes it.
 
     Raises:
         UsageError: it is not a saved chat.
@@ -119,10 +119,10 @@ def _omission(document: Mapping[str, Any], most: int) -> Omission:
 
 
 def plain_text(value: Any) -> str:
-    """Returns a value that should be text, without lone surrogates.
+    """Returns a value that should be a string, with question marks for lone surrogates.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it is not a string.
     """
     if not isinstance(value, str):
         raise ValueError("a field that should be a string is not")
@@ -130,7 +130,12 @@ def plain_text(value: Any) -> str:
 
 
 def others_of(values: Any) -> dict[str, Any]:
-    """Returns the known settings in a saved object, except those of sampling."""
+    """Returns the settings in a decoded JSON object that are known and not of sampling, by name: max_tokens, stops,
+    thinking, think_budget, stated.
+
+    Raises:
+        ValueError: it is not an object, or a setting has a wrong type or is out of range.
+    """
     if not isinstance(values, Mapping):
         raise ValueError("its settings are not an object")
     known = ("max_tokens", "stops", "thinking", "think_budget", "stated")
@@ -153,7 +158,8 @@ def others_of(values: Any) -> dict[str, Any]:
 
 
 def sampling_of(values: Mapping[str, Any]) -> SamplingSettings:
-    """Returns the known sampling settings in a saved object: numbers, and pairs of them.
+    """Returns the sampling settings in a decoded JSON object, such as temperature and top_k; unknown names are left
+    out.
 
     Raises:
         ValueError, OverflowError, UsageError: one is no number or out of range.

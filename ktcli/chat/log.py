@@ -51,13 +51,13 @@ LOOKS, LOOK_S = 4, 0.02  # tries to lock a file, and the seconds between them
 
 
 def line_of(record: Mapping[str, Any]) -> bytes:
-    """Returns the line of a record, which ends with its checksum."""
+    """Returns the line of a log file that holds a record: its JSON object, ending with a checksum, and a newline."""
     body = json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
     return body[:-1] + b',"crc":"%08x"}\n' % zlib.crc32(body)
 
 
 def record_of(line: bytes) -> Record | None:
-    """Returns the record in a line; None if the line is damaged."""
+    """Returns the record in a line of a log file; None if the line is damaged."""
     body, mark, crc = line.rstrip(b"\n").rpartition(b',"crc":"')
     body += b"}"
     if not mark or crc != b'%08x"}' % zlib.crc32(body):
@@ -73,7 +73,7 @@ def record_of(line: bytes) -> Record | None:
 
 
 def read(file: BinaryIO, path: Path) -> tuple[Saved, int]:
-    """Returns the conversation in a log, and the bytes of the file before a torn last line.
+    """Returns the conversation in a log file, and the size in bytes of the file without a torn last line.
 
     Raises:
         UsageError: it is no conversation, too large, or of another version.
@@ -138,7 +138,7 @@ class Log:
 
     @classmethod
     def create(cls, path: Path) -> Log:
-        """Returns a new log file, which must not exist yet.
+        """Creates the log file of a conversation, which must not exist yet; returns it, open and locked.
 
         Raises:
             FileExistsError: there is one of this name. OSError: the system refuses.
@@ -152,7 +152,7 @@ class Log:
 
     @classmethod
     def open(cls, path: Path) -> tuple[Log, Saved]:
-        """Returns the log file of a conversation, opened for appending.
+        """Opens and locks the log file of a conversation for appending; returns it, and the conversation in it.
 
         Raises:
             Busy: another process has it open. UsageError: it is no conversation. OSError: it may not be written.
@@ -169,7 +169,7 @@ class Log:
         return cls(path, descriptor, size), saved
 
     def add(self, records: list[Record], content: Any, *, sync: bool) -> None:
-        """Appends records, all or none; overwrites the remains of an append that failed.
+        """Appends records to the log file, all or none; overwrites the remains of an append that failed.
 
         Args:
             content: the writer's `content` when they are there.
@@ -190,7 +190,7 @@ class Log:
         self._size, self._torn, self.content = at, False, content  # no call between: a signal waits
 
     def is_mine(self) -> bool:
-        """Returns whether the path still names this file, and no other process has written to it."""
+        """Returns whether the path still names this open file, and no other process has written to it."""
         try:
             there, here = os.lstat(self.path), os.fstat(self._descriptor)
         except OSError:
@@ -203,12 +203,12 @@ class Log:
             os.utime(self._descriptor, ns=(least_ns, least_ns))
 
     def read(self) -> Saved:
-        """Returns the conversation in the file."""
+        """Returns the conversation in the log file."""
         with open(self.path, "rb") as file:
             return read(file, self.path)[0]
 
     def close(self) -> None:
-        """Unlocks and closes the file."""
+        """Unlocks and closes the log file."""
         os.close(self._descriptor)
 
 
@@ -257,5 +257,5 @@ def is_open(path: Path) -> bool:
 
 
 def busy(path: Path) -> KtError:
-    """Returns the error of a conversation that another process has open."""
+    """Returns the error to raise for a conversation that another process has open."""
     return Busy(f"the chat {path.stem} is open in another kt", hint="close it there first")

@@ -77,20 +77,23 @@ class ChatRecorder:
 
     @property
     def path(self) -> Path | None:
-        """The file of the chat; None if it has none yet."""
+        """The path of the chat's file; None if it has none yet."""
         return self._log.path if self._log else None
 
     @property
     def is_kept(self) -> bool:
-        """Whether a file holds the conversation."""
+        """Whether a file holds the conversation, as far as it was saved."""
         return self._log is not None
 
     def keep(self) -> None:
-        """Appends what is new in the chat to the file, unless the chat is empty. Never raises, and complains once."""
+        """Appends what is new in the chat to its file, which is created if there is none, and waits for the disk; a
+        chat without questions gets no file unless it follows one that has one. Never raises; it warns once of each
+        reason why the chat cannot be saved.
+        """
         self._keep(sync=True)
 
     def keep_token(self) -> None:
-        """Appends what is new in an answer, without waiting for the disk."""
+        """Appends what is new in the chat, such as a token of its answer, to its file, without waiting for the disk."""
         self._keep(sync=False)
 
     def _keep(self, *, sync: bool) -> None:
@@ -146,13 +149,13 @@ class ChatRecorder:
         self.fork()
 
     def fork(self) -> None:
-        """Continues in a new file, a copy of the conversation so far; the old file stays as it is."""
+        """Saves the conversation so far to a new file, in which the chat continues; the old file stays as it is."""
         self._let_go()
         self._as_loaded = None
         self.keep()
 
     def rename(self, name: str) -> Path:
-        """Renames the file of the chat; returns its new path.
+        """Renames the file in which the chat is saved; returns its new path.
 
         Raises:
             UsageError: the name cannot be one, or is taken. KtError: the system refuses.
@@ -164,11 +167,11 @@ class ChatRecorder:
         return self._log.path
 
     def take_over(self, path: Path) -> Saved:
-        """Continues the conversation in a file, which it returns: in the file itself if that is a log that no process
-        has open, else in a new one.
+        """Continues a saved conversation in this chat, and returns it: the chat is then saved in the same file if that
+        is a log that no process has open, else in a new one.
 
         Returns:
-            The conversation as it was; the chat holds it now.
+            The conversation as it was saved; the chat holds it now.
         Raises:
             NotFound, UsageError: there is no such conversation; the chat is as it was.
         """
@@ -341,7 +344,7 @@ class ChatRecorder:
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Opens a context in which a signal that ends the process saves the chat first."""
+        """Opens a context in which SIGHUP and SIGTERM save the chat before they end the process."""
         before = {}
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGHUP, signal.SIGTERM):

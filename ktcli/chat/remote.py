@@ -61,27 +61,27 @@ class RemoteChat(BaseChat):
 
     @property
     def model(self) -> Identity:
-        """The name of the model in the saved conversation."""
+        """The identity of the model in the saved conversation: its name, and the server's address."""
         return Identity(self._model.name, self._model.name, server=self.server.url)
 
     @property
     def context(self) -> int | None:
-        """The most positions of a conversation; None: the server does not say."""
+        """The most positions, in tokens, that a conversation can have; None if the server does not say."""
         return self._model.context
 
     @property
     def longer(self) -> str:
-        """The advice for a longer conversation."""
+        """A sentence for people on how a conversation can become longer: that is up to the server."""
         return "its length is up to the server"
 
     @property
     def thinks(self) -> bool:
-        """True: a model on a server may always think, which is not known before it does."""
+        """Whether the model may think before it answers: always True, since nobody knows before it does."""
         return True
 
     @property
     def settings(self) -> Settings:
-        """The settings of the next answer, see `BaseChat`."""
+        """The settings with which the server is asked for the next answers."""
         return self._settings
 
     @settings.setter
@@ -90,13 +90,13 @@ class RemoteChat(BaseChat):
 
     @property
     def seed(self) -> int | None:
-        """The seed that is sent; None: the server draws one."""
+        """The seed of the random sequence that requests ask for; None if the server draws one."""
         return self._settings.sampling.seed if self._settings.states("seed") else None
 
     @property
     def used(self) -> int:
-        """The tokens of the last prompt and its answer as the server counts them; until it does, those of the answer so
-        far and everything before.
+        """The number of tokens of the last prompt and its answer as the server counts them; until it does, that of the
+        answer so far and everything before.
         """
         if self.reply is None:
             return 0

@@ -44,7 +44,7 @@ class Replay:
         self._tokens = self._time_s = self._damaged = 0
 
     def take(self, record: Record | None) -> None:
-        """Applies one record to the conversation; None stands for a damaged line."""
+        """Applies one record of the log to the conversation; None stands for a damaged line."""
         if record is not None:
             follow = KINDS.get(next(iter(record), ""))  # None: of a later, compatible version
             try:
@@ -59,7 +59,9 @@ class Replay:
                 self._whole = False
 
     def saved(self) -> Saved:
-        """Returns the conversation that the records made."""
+        """Returns the conversation, with its settings and ids, that the records taken so far make; ends an open
+        answer.
+        """
         unfinished = self._open is not None
         self._close()
         return Saved(
@@ -77,23 +79,23 @@ class Replay:
         )
 
     def header(self, record: Record) -> None:
-        """Applies a record of the model that answers from then on."""
+        """Applies a log record of the model that answers from then on."""
         self._model = Identity(
             *(plain_text(record.get(key, "")) for key in ("model", "asked", "pack", "server"))
         )
 
     def settings(self, record: Record) -> None:
-        """Applies a record of settings."""
+        """Applies a log record of settings, which replaces those of sampling and all others."""
         given = record["settings"]
         others = others_of(given)
         self._sampling, self._others = sampling_of(given.get("sampling") or {}), others
 
     def system(self, record: Record) -> None:
-        """Applies a record of the system text."""
+        """Applies a log record of the system text, which replaces the conversation's."""
         self._conversation.system = plain_text(record["system"])
 
     def user(self, record: Record) -> None:
-        """Applies a record of a question: ends an open answer, and appends the user's message."""
+        """Applies a log record of a question: ends an open answer, and appends the user's message."""
         said = plain_text(record["user"])
         self._close()
         self._conversation.end_question()
@@ -102,7 +104,7 @@ class Replay:
             self._time_s = record["time"]
 
     def assistant(self, record: Record) -> None:
-        """Applies a record of an answer as a whole: appends the assistant's message."""
+        """Applies a log record of an answer as a whole: appends the assistant's message."""
         said, ids = plain_text(record["assistant"]), _ids(record.get("ids", []))
         at = _count(record["at"]) if ids else 0
         self._close()
@@ -113,7 +115,7 @@ class Replay:
             remember(self._spoken, Spoken(at, said, tuple(ids)))
 
     def read(self, record: Record) -> None:
-        """Applies a record of the ids that the model read: they become the last prompt's."""
+        """Applies a log record of the ids that the model read: they become the last prompt's."""
         kept, ids, at = _count(record["kept"]), _ids(record["read"]), _count(record["at"])
         runs = [(_count(count), _count(depth, 255)) for count, depth in record.get("depths", [])]
         self._close()
@@ -123,7 +125,7 @@ class Replay:
         self._read.begin(ReadRecord(kept, ids, runs, about), self._conversation)
 
     def piece(self, record: Record) -> None:
-        """Applies a record of a piece of an answer: starts the answer, or extends it."""
+        """Applies a log record of a piece of an answer: starts the answer, or extends it."""
         said, ids = plain_text(record["piece"]), _ids(record.get("ids", []))
         defer = _count(record["defer"], 255) if "defer" in record else None
         if self._open is None:
@@ -138,18 +140,18 @@ class Replay:
         self._tokens += len(ids)
 
     def end(self, record: Record) -> None:
-        """Applies a record of an answer's end."""
+        """Applies a log record of an answer's end: its pieces become the assistant's message."""
         self._close()
 
     def turns(self, record: Record) -> None:
-        """Applies a record that cuts the conversation to its first messages."""
+        """Applies a log record that cuts the conversation to its first messages, as many as it says."""
         most = _count(record["turns"])
         self._close()
         self._read.taken_back(self._conversation, most)
         self._conversation.cut(most)
 
     def omit(self, record: Record) -> None:
-        """Applies a record of messages that the model does not read, and of their summary."""
+        """Applies a log record of how many of the first messages the model does not read, and of their summary."""
         turns, summary = _count(record["omit"]), plain_text(record.get("summary", ""))
         if turns > len(self._conversation.turns) or turns % 2:
             raise ValueError("more turns are omitted than exist, or only half of an exchange is")
@@ -237,7 +239,7 @@ class LastRead:
         """Sets the ids to those of a prompt, which encodes all messages of the conversation.
 
         Raises:
-            ValueError: it says more than there is.
+            ValueError: the record keeps more ids than there are, or has more depths than ids.
         """
         n = prompt.kept + len(prompt.ids)
         if prompt.kept > len(self._ids) or n > MOST_IDS:
@@ -252,20 +254,22 @@ class LastRead:
         self._first, self._behind = len(conversation.turns), deque()
 
     def answered(self, text: str, ids: Sequence[int], depths: bytes) -> None:
-        """Adds an answer, with the depth of each of its ids."""
+        """Appends an answer, its ids and the depth of each, to the ids of the last prompt."""
         if self._about is not None and len(self._ids) + len(ids) <= MOST_IDS:
             self._late.append((len(self._ids), depths))
             self._ids += ids
             self._answers.append(text)
 
     def taken_back(self, conversation: Conversation, most: int) -> None:
-        """Removes the turns of a conversation behind the first `most`; called before they are removed there."""
+        """Keeps the turns of a conversation behind the first `most` as those that the prompt has read; called before
+        they are removed from the conversation.
+        """
         if most < self._first:
             self._behind.extendleft(reversed(conversation.turns[most : self._first]))
             self._first = most
 
     def timeline(self, conversation: Conversation) -> Timeline | None:
-        """Returns the ids and messages of the last prompt and answer; None: there was none."""
+        """Returns the ids and messages of the last prompt and its answers; None if there was no prompt."""
         if self._about is None:
             return None
         turns = [*conversation.turns[: self._first], *self._behind]

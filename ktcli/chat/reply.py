@@ -35,35 +35,35 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """The answer's text in the conversation, with thoughts between marks (templates remove them), without thoughts
-        in channels.
+        """The answer's text so far as the conversation remembers it: with thoughts between marks (templates remove
+        them), without thoughts in channels.
         """
         return "" if self.run is None else self.run.text
 
     @property
     def ids(self) -> Sequence[int]:
-        """The ids of the answer so far, including those that ended its thought."""
+        """The token ids of the answer so far, including those that ended its thought; empty before it is submitted."""
         return () if self.run is None else self.run.ids
 
     @property
     def begun(self) -> bool:
-        """Whether the answer has any ids."""
+        """Whether the answer has any ids or text yet."""
         return bool(self.ids or self.text)
 
     @property
     def thought_cut(self) -> bool:
-        """Whether its thought was ended because its token budget was used up."""
+        """Whether the answer's thought was ended because its token budget was used up."""
         return self.run is not None and self.run.thought_cut
 
     @property
     def stats(self) -> Stats:
-        """Its counts and times; those of an answer in progress grow."""
+        """The answer's counts of tokens and times; those of an answer in progress grow."""
         return Stats() if self.run is None else self.run.stats
 
     @property
     def laps(self) -> tuple[Lap, Lap] | None:
-        """The times of the prompt and of the answer, by what they were spent on; None: it was stopped before its first
-        token.
+        """The times of reading the prompt and of generating the answer, by what they were spent on; None if the answer
+        has not ended, or was stopped before its first token.
         """
         if len(self.clocks) < 3:
             return None

@@ -42,11 +42,11 @@ class Lap:
 
     @classmethod
     def between(cls, before: Clocks, after: Clocks, seconds: float, choosing_s: float) -> Lap:
-        """Returns the seconds between two readings of an engine's clocks, by what they were spent on.
+        """Returns the seconds between two readings of an engine's clocks, split by what they were spent on.
 
         Args:
-            seconds: all of it.
-            choosing_s: what of it went into the choice of tokens.
+            seconds: all of the time.
+            choosing_s: the seconds of it that went into the choice of tokens.
         """
         parts = {CHOOSING: choosing_s}
         for (name, begin), (_, end) in zip(before, after, strict=True):
@@ -61,7 +61,7 @@ class Lap:
 
     @property
     def rows(self) -> list[tuple[str, float]]:
-        """The parts, in the order of the groups, and the rest."""
+        """Pairs (what time was spent on, seconds), in the order of the groups, with everything else as the last one."""
         rest = max(0.0, self.seconds - sum(self.parts.values()))
         known = {**self.parts, ELSEWHERE: rest}
         return [(name, known[name]) for name in _ORDER if name in known]
@@ -88,7 +88,7 @@ class ChatTotals:
     answering: Lap = field(default_factory=Lap)
 
     def add(self, stats: Stats, laps: tuple[Lap, Lap] | None) -> None:
-        """Adds the counts and times of an answer.
+        """Adds the counts and times of an answer to the totals.
 
         Args:
             laps: its own times; None: it was stopped before its first token.
@@ -103,7 +103,7 @@ class ChatTotals:
 
     @property
     def lines(self) -> str:
-        """The totals for people."""
+        """The totals as lines of text for people: answers, tokens, cached tokens, and times."""
         rows = [
             ("all answers:", f"{self.answers}, {self.tokens} token(s)"),
             ("cached / prompts:", f"{self.reused_tokens} / {self.prompt_tokens} token(s)"),
@@ -113,8 +113,8 @@ class ChatTotals:
 
 
 def time_lines(reading: Lap, answering: Lap, loading_s: float = 0.0) -> str:
-    """Returns lines of at most 40 columns about where time was spent: each part as a share of all of it, the longest
-    first.
+    """Returns lines of text, of at most 40 columns, on where time was spent, in loading, reading and answering: each
+    part as a share of all of it, the longest first.
     """
     whole = loading_s + reading.seconds + answering.seconds
     lines = [_line("loading", loading_s, whole)] if loading_s else []

@@ -32,14 +32,14 @@ class ServerAddress:
     def parse(
         cls, text: str, source: str, *, versioned: bool = True, key: str = "--server-key-file"
     ) -> ServerAddress:
-        """Returns the address that a text means.
+        """Returns the server address (scheme, host, port) in a URL that a user wrote, such as "http://127.0.0.1:11435".
 
         Args:
-            source: who says it, for the error: "--server".
+            source: the option or setting that has the text, for errors: "--server".
             versioned: whether `/v1` may follow it, as in many documents.
-            key: the option that names a file with the key.
+            key: the option that names a file with the API key, for errors.
         Raises:
-            UsageError: it is not an address, or has a user, a path or a query.
+            UsageError: the text is not an address, or has a user, a path or a query.
         """
         try:
             parts = urlsplit(text)
@@ -70,13 +70,13 @@ class ServerAddress:
 
     @property
     def url(self) -> str:
-        """The address as a URL without a path, and without a port that is the scheme's own."""
+        """The address as a URL without a path, "http://host:port", and without a port that is the scheme's own."""
         port = "" if self.port == _PORTS[self.scheme] else f":{self.port}"
         return f"{self.scheme}://{bracketed(self.host)}{port}"
 
     @property
     def encrypted(self) -> bool:
-        """Whether it is asked through TLS."""
+        """Whether connections to the server use TLS: the scheme is https."""
         return self.scheme == "https"
 
     @property
@@ -91,7 +91,7 @@ class ServerAddress:
 
 
 def bracketed(host: str) -> str:
-    """Returns a host as it stands before a port: an IPv6 address in brackets."""
+    """Returns a host as URLs have it before a port: an IPv6 address in brackets, anything else unchanged."""
     return f"[{host}]" if ":" in host else host
 
 

@@ -72,11 +72,13 @@ class Completion:
         self._began_s = self.clock()
 
     def depths_of(self, start: int, end: int | None = None) -> bytes:
-        """Returns an empty result: how a server computed an answer is not known."""
+        """Returns b"" for any range of token ids: with which depth of deferral a server computed them is not known."""
         return b""
 
     def take(self, document: dict[str, Any]) -> list[AnswerPiece]:
-        """Processes a chunk of the stream; returns the pieces that it adds."""
+        """Processes one chunk (a JSON object) of a server's streamed chat completion; returns the pieces of text and
+        thoughts that it adds, [] if there are none.
+        """
         self._note_model(document.get("model"))
         self._count(document.get("usage"))
         choices = document.get("choices")
@@ -91,7 +93,9 @@ class Completion:
         return pieces
 
     def end(self) -> list[AnswerPiece]:
-        """Ends the stream; returns the last pieces: text that was held back, and tool calls as text."""
+        """Ends the answer, after the last chunk; returns its last pieces: text that was held back, and tool calls as
+        text.
+        """
         rest = self._shown(self._thinking.finish())
         calls = "\n".join(map(_written, self._calls))
         if calls:

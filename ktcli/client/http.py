@@ -60,12 +60,16 @@ class HttpClient:
         silence_s: float,
         connect_s: float = CONNECT_S,
     ) -> Iterator[Response]:
-        """Opens a context with the response to a request, which is not read yet.
+        """Sends an HTTP request to the server; the `with` gives its response, whose body is not read yet, and closes it
+        at the end.
 
         Args:
-            silence_s: the seconds without a byte after which it is given up.
+            path: of the URL, beginning with a slash.
+            body: sent as JSON; None: no body.
+            silence_s: the seconds without a byte after which the request is given up.
+            connect_s: the seconds in which the connection must be made.
         Raises:
-            ServerFailed: there is none; NoResponse: there may be one later.
+            ServerFailed: there is no response; NoResponse: there may be one later.
         """
         import requests  # most commands ask no server
         from urllib3.exceptions import HTTPError
@@ -95,10 +99,10 @@ class HttpClient:
         return {**found, "Authorization": f"Bearer {self._key}"} if self._key else found
 
     def chunks(self, reply: Response, silence_s: float) -> Iterator[bytes]:
-        """Yields the bytes of a response, as they arrive.
+        """Yields the body of a response, in pieces as the bytes arrive.
 
         Args:
-            silence_s: that of its request.
+            silence_s: the time limit that its request had, for errors.
         Raises:
             ServerFailed: the connection breaks, or nothing comes any more.
         """
@@ -114,10 +118,10 @@ class HttpClient:
             raise NoResponse(said, again_s=0.0) from error
 
     def body(self, reply: Response, most: int, within_s: float) -> bytes | None:
-        """Returns the body of a short response; None: it is longer than `most` bytes.
+        """Returns the whole body of a short response; None: it is longer than `most` bytes.
 
         Raises:
-            ServerFailed: the connection breaks, or it does not come in time.
+            ServerFailed: the connection breaks, or the body does not come within `within_s` seconds.
         """
         data, until_s = b"", time.monotonic() + within_s
         for chunk in self.chunks(reply, within_s):

@@ -21,12 +21,13 @@ _AGAIN = (408, 500, 502, 504)
 
 
 def refusal(who: str, status: int, said: Any, headers: Mapping[str, str], *, key: bool) -> KtError:
-    """Returns the error that an unsuccessful HTTP response reports.
+    """Returns the error to raise for an unsuccessful HTTP response: ContextFull, NotFound, ServerBusy, UsageError for a
+    missing or rejected API key, else ServerFailed.
 
     Args:
-        who: the server.
-        said: the document of the response; None: it is no JSON.
-        key: whether a key was shown.
+        who: the server, for the message.
+        said: the JSON body of the response; None: it is no JSON.
+        key: whether the request had an API key.
     """
     words = _words(said)
     if 300 <= status < 400:
@@ -53,7 +54,13 @@ def refusal(who: str, status: int, said: Any, headers: Mapping[str, str], *, key
 
 
 def failure(who: str, said: Mapping[str, Any]) -> KtError:
-    """Returns the error that an event of a stream reports."""
+    """Returns the error to raise for an error that a server reports within the stream of an answer: ContextFull,
+    ServerBusy, else ServerFailed.
+
+    Args:
+        who: the server, for the message.
+        said: the JSON object of the event, with the key `error`.
+    """
     of = _error_of(said)
     code = of.get("code")
     status = code if type(code) is int else _STATUS_OF.get(str(of.get("type")), 0)

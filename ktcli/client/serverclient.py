@@ -45,16 +45,19 @@ class ServerClient:
         self._http = HttpClient(address, key, through_proxy=True)
 
     def models(self) -> list[ListedModel] | None:
-        """Returns the models that the server lists; None: it has no such list.
+        """Returns the models that the server lists at /v1/models; None: it has no such list.
 
         Raises:
-            ServerFailed: it is not there, refuses, or sends something else. UsageError: the key is missing or wrong.
+            ServerFailed: the server is not there, refuses, or sends too much. UsageError: the key is missing or wrong.
         """
         return with_retries(self._models, self.tell)
 
     def stream(self, body: Document) -> Generator[Document]:
-        """Yields the chunks of a chat completion; closing the generator ends the answer on the server.
+        """Yields the chunks of a chat completion, each a JSON object, as the server streams them; closing the generator
+        ends the answer on the server.
 
+        Args:
+            body: the JSON body of the request, without the fields that ask for a stream.
         Raises:
             ContextFull: the server says that the conversation does not fit. NotFound: it has no such model.
             ServerFailed: it fails, refuses, or the stream breaks off.
@@ -105,9 +108,11 @@ Document = dict[str, Any]
 
 
 def documents(chunks: Iterable[bytes], who: str) -> Iterator[Document]:
-    """Yields the JSON objects of an event stream, up to `[DONE]`; one that reports an error has the key `error`.
+    """Yields the JSON objects in the `data` lines of an HTTP event stream, up to `[DONE]`; one that reports an error
+    has the key `error`.
 
     Args:
+        chunks: the bytes of the stream, divided anywhere.
         who: the server, for errors.
     Raises:
         ServerFailed: the stream ends before `[DONE]`, is too long, or has something else in it.
@@ -178,7 +183,9 @@ class ListedModel:
 
 
 def listed_models(document: Any) -> list[ListedModel] | None:
-    """Returns the models of a server's list, each name once; None: the document is no such list."""
+    """Returns the models in the JSON body of a server's response to /v1/models, each name once; None: the document is
+    no such list.
+    """
     rows = document.get("data") if isinstance(document, dict) else None
     if not isinstance(rows, list):
         return None

@@ -220,7 +220,9 @@ def _removable(name: str) -> AdapterEntry:
 
 
 def document(found: Described) -> dict[str, Any]:
-    """Returns the description of an adapter for --json."""
+    """Returns the description of an adapter as the document for --json: its path, base model and size in bytes, and for
+    each part of the model the trained modules with their ranks, scales and the norm of the update.
+    """
     return {
         "adapter": found.name or None,
         "path": str(found.folder),
@@ -248,7 +250,9 @@ def document(found: Described) -> dict[str, Any]:
 
 
 def render(found: Described) -> str:
-    """Returns the description of an adapter for people."""
+    """Returns the description of an adapter as text for the terminal: lines with its name, base model, kind and size,
+    and a table with a row for each part of the model that was trained.
+    """
     kind = "rsLoRA" if found.settings.rslora else "LoRA"
     numbers = ", ".join(each.lower() for each in found.dtypes)
     lines = [

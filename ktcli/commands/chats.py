@@ -155,10 +155,10 @@ def _in_library(name: str) -> Path:
 
 
 def chosen() -> Path:
-    """Lets the user choose a chat on the terminal; returns its file.
+    """Lets the user choose one of the saved chats by number on the terminal; returns the path of its file.
 
     Raises:
-        UsageError: there is no terminal, nothing to choose from, or the answer is none of it.
+        UsageError: there is no terminal, nothing to choose from, or the answer is none of the numbers.
     """
     paths = [path for path in chats.files() if chats.kept_itself(path)][:CHOICES]
     if not paths:
@@ -173,7 +173,9 @@ def chosen() -> Path:
 
 
 def listed(lines: list[Listed], *, numbered: bool = False) -> str:
-    """Returns a table of chats; `numbered`: with numbers to choose by."""
+    """Returns a table of saved chats with their names, last use, models, turns, tokens and first words; empty if there
+    are none. `numbered`: with a first column of numbers to choose by.
+    """
     rows = []
     for number, line in enumerate(lines, 1):
         words = line.problem or " ".join(line.begins[: 4 * BEGINS].split())

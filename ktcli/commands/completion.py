@@ -93,7 +93,7 @@ def _words(place: ScriptPlace, done: list[Path], *, installed: bool) -> str:
 
 
 def script(shell: str) -> str:
-    """Returns the completion script of one shell."""
+    """Returns the text of the completion script for a shell: "bash", "zsh" or "fish"."""
     return _SCRIPTS[shell](verbs())
 
 

@@ -191,7 +191,9 @@ def _named(entry: Entry, recipe: Recipe, target: Path | None) -> str:
 
 
 def document(entry: Entry, recipe: Recipe, report: Report) -> dict[str, Any]:
-    """Returns the report for --json."""
+    """Returns the report of a conversion as the document for --json: model, path, formats, calibration, sizes, errors
+    by kind of tensor, and speed.
+    """
     return {
         "model": entry.name,
         "path": str(report.path),
@@ -228,7 +230,7 @@ def _speed(stages: Stages) -> dict[str, Any]:
 
 
 def render(words: dict[str, Any]) -> str:
-    """Returns the report for people."""
+    """Returns the report of a conversion, a `document` with the keys that `convert` adds, as text for the terminal."""
     name, path = safe(words["model"]), safe(words["path"])
     if words["already_complete"]:
         done = f"{name} is already converted: {path} ({gib(words['size_bytes'])})"

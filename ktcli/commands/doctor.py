@@ -257,20 +257,21 @@ def _tiles(
 
 
 def record_machine(machine: Machine, path: Path) -> None:
-    """Writes a file that `--machine` reads, without the path of the library.
+    """Writes a description of this machine to a file that `kt plan --machine` reads, without the path of the library.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
     disk = replace(machine.disk, path="") if machine.disk else None
     _write(path, profile.document(replace(machine, name=path.stem or "recorded", disk=disk)))
 
 
 def write_report(found: Mapping[str, Any], path: Path) -> None:
-    """Writes the output of `kt doctor --json` and the versions to a file, without names, folders and tokens.
+    """Writes the output of `kt doctor --json` and the versions of Python and the system to a file for a bug report,
+    without names, folders and tokens.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
     variables = {key: value for key, value in os.environ.items() if key.startswith("KT_")}
     report = {

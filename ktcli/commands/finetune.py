@@ -51,7 +51,9 @@ class SettingOptions:
 
     @property
     def given(self) -> dict[str, str]:
-        """Those that are given, by their names as settings."""
+        """The options that were given: a dict from the name of the training setting ("lora_rank") to the text of its
+        value.
+        """
         names = "num_train_epochs", "max_steps", "lora_rank", "learning_rate"
         said = zip(names, (self.epochs, self.steps, self.rank, self.lr), strict=True)
         return {name: value for name, value in said if value is not None}

@@ -85,10 +85,10 @@ def _compute(engine: Engine, sequences: list[I32Array], at_once: int) -> F32Arra
 
 
 def read_ids(path: Path) -> list[I32Array]:
-    """Returns the sequences of ids in a file.
+    """Returns the sequences of token ids in a JSON file, each an int32 array [tokens].
 
     Raises:
-        UsageError: it is neither a list of whole numbers nor a list of such lists.
+        UsageError: it cannot be read, or is neither a list of whole numbers nor a list of such lists.
     """
     try:
         data = smallfiles.read_start(path, MAX_IDS_BYTES + 1)

@@ -125,7 +125,9 @@ _MOST_REASON = 60
 def found_document(
     found: Sequence[Surveyed], published: Sequence[Published], judged: Sequence[Judged]
 ) -> dict[str, Any]:
-    """Returns the results of a search for --json."""
+    """Returns the results of a search as the document for --json: models of the catalogue, supported repositories
+    outside it, and those found on the hubs.
+    """
     return {
         "models": [_known_document(each) for each in found],
         "published": [
@@ -165,7 +167,9 @@ def _judged_document(each: Judged) -> dict[str, Any]:
 
 
 def known_table(found: Sequence[Surveyed]) -> str:
-    """Returns the models of the catalogue, with as many columns as the terminal has room for."""
+    """Returns a table of models of the catalogue (memory, speed, parameters, download, licence), with as many columns
+    as the terminal has room for.
+    """
     columns = view.columns_for(3, 6, 7)
     speed = "TOKENS/S" if columns > 3 else "T/S"
     head = ("MODEL", "MEMORY", speed, "PARAMETERS", "DOWNLOAD", "LICENCE", "FAMILY")
@@ -189,13 +193,17 @@ def known_table(found: Sequence[Surveyed]) -> str:
 
 
 def published_table(published: Sequence[Published]) -> str:
-    """Returns the repositories that are known by name only."""
+    """Returns a table of supported repositories that are not in the catalogue: the command that plans each, and its
+    family.
+    """
     rows = [(f"kt plan {each.reference}", each.model_type) for each in published]
     return out.table(rows, ("NOT IN THE CATALOGUE, BUT THE FAMILY IS SUPPORTED", "FAMILY"))
 
 
 def hub_table(judged: Sequence[Judged]) -> str:
-    """Returns a table of the hubs' results; the last column has the reason why kt cannot run a model."""
+    """Returns a table of the repositories found on hubs: whether each runs here or why kt cannot run it, parameters,
+    downloads and family.
+    """
     columns = view.columns_for(2, 5, 5)
     head = ("REPOSITORY", "HERE", "PARAMETERS", "DOWNLOADS", "FAMILY")
     rows = []

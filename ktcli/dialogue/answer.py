@@ -110,7 +110,7 @@ class Said(NamedTuple):
 
     @property
     def events(self) -> tuple[ReadEvent, ...]:
-        """The events to show."""
+        """The events to show to the user: pieces of text and of thoughts, and tool calls."""
         return self.added.events
 
 
@@ -201,23 +201,25 @@ class AnswerRun:
 
     @property
     def stats(self) -> Stats:
-        """Its counts and times, which may grow."""
+        """The answer's counts of tokens and times so far, summed over its parts."""
         return functools.reduce(Stats.going_on, [part.stats for part in self.parts] or [Stats()])
 
     @property
     def thought_cut(self) -> bool:
-        """Whether its thought was ended because its token budget was used up."""
+        """Whether the answer's thought was ended because its token budget was used up."""
         return bool(self.put_in)
 
     def depths_of(self, start: int, end: int | None = None) -> bytes:
-        """Returns the depths of deferral of the prompt's and the answer's ids from `start` to `end`, one byte each, see
-        `engine.forms`; none before the answer's first id.
+        """Returns how each id of the prompt and the answer from `start` to `end` was computed: a byte for each with
+        its depth of deferral, see `engine.forms`; empty before the answer's first id.
         """
         return bytes(self._how[start:end])
 
     @property
     def length(self) -> int:
-        """The number of ids that the engine has computed: the answer's last one unless it was cut there."""
+        """The number of ids of prompt and answer that the engine has computed: without the answer's last one if the
+        answer was cut there; before the first one the prompt's ids read so far.
+        """
         if not self.ids:
             return self.stats.prompt_tokens
         cut = self.finish in (None, Finish.CANCELLED, Finish.FAILED)
@@ -235,10 +237,10 @@ class AnswerRun:
         return None if held else self._prompt.forced
 
     def submit(self) -> None:
-        """Submits the request to the engine.
+        """Submits the answer's request to the engine.
 
         Raises:
-            KtError: it takes none, see `Scheduler.submit`.
+            KtError: the engine takes none, see `Scheduler.submit`.
         """
         options, sampling = self._options, self._options.sampling
         if sampling.seed is not None and self._choice:
@@ -272,7 +274,9 @@ class AnswerRun:
             self.parts[-1].cancel()
 
     def hear(self, event: Event) -> None:
-        """Processes an event of the engine about this answer; never raises: an error here ends the answer."""
+        """Processes an event of the engine about this answer, and passes on what it adds to the answer; never raises:
+        an error here ends the answer.
+        """
         if self.finish is not None:
             return
         try:
@@ -288,7 +292,9 @@ class AnswerRun:
             self._end(Finish.FAILED, error)
 
     def forget(self) -> None:
-        """Drops the references to its maker and its listener; it must get no event any more."""
+        """Drops the references to the functions that submit requests and receive events; no event of the engine may
+        follow.
+        """
         self._submit, self._tell = _submit_nothing, _tell_nobody
 
     def _take_token(self, event: Token) -> None:

@@ -44,11 +44,11 @@ class ModelSize(Protocol):
 
     @property
     def vocab(self) -> int:
-        """The number of ids."""
+        """The number of token ids of the model: the columns of its logits."""
 
     @property
     def context(self) -> int:
-        """The most positions that the model was made for."""
+        """The most positions, in tokens, that the model was made for."""
 
 
 class AnsweringEngine(Protocol):
@@ -56,14 +56,14 @@ class AnsweringEngine(Protocol):
 
     @property
     def spec(self) -> ModelSize:
-        """The sizes of the model."""
+        """The sizes of the model: its vocabulary and its context."""
 
     @property
     def context(self) -> int:
-        """The most positions of a conversation."""
+        """The most positions, in tokens, that a conversation can have in this engine."""
 
     def operations(self) -> Clocks:
-        """Returns the nanoseconds spent so far, by operation."""
+        """Returns pairs (name of an operation, nanoseconds spent on it so far)."""
 
 
 class ChatSession(Protocol):
@@ -71,7 +71,7 @@ class ChatSession(Protocol):
 
     @property
     def began(self) -> Clocks:
-        """The engine's clocks when the last request was submitted."""
+        """The engine's times when the last request was submitted: pairs (name of an operation, nanoseconds so far)."""
 
     def submit(
         self,
@@ -79,7 +79,7 @@ class ChatSession(Protocol):
         sampler: Sampler,
         constraint: AnswerConstraint | None = None,
     ) -> Answer:
-        """Submits a request; `step` returns its events.
+        """Submits a request to the model; returns the state of its answer, whose events `step` returns.
 
         Args:
             sampler: the random sequence that the answer goes on with.
@@ -89,19 +89,19 @@ class ChatSession(Protocol):
         """
 
     def step(self) -> list[Event]:
-        """Returns the new events of the request, which may be none."""
+        """Returns the new events of the last request, such as its next tokens; the list may be empty."""
 
     def keep(self) -> None:
-        """Stores the last computed state in the cache, so that another prompt that begins with the same ids can reuse
-        it.
+        """Stores the conversation's last computed state in the cache, so that another prompt that begins with the same
+        ids can reuse it.
         """
 
     def close(self) -> None:
-        """Releases the engine's state of the conversation."""
+        """Releases what the engine holds of the conversation, such as cache pages."""
 
     def abandon(self) -> None:
-        """Releases it at the engine's next operation; unlike `close` for the garbage collector, at any time and in any
-        thread.
+        """Releases what the engine holds of the conversation at its next operation; unlike `close` for the garbage
+        collector, at any time and in any thread.
         """
 
 
@@ -110,31 +110,31 @@ class ChatBackend(Protocol):
 
     @property
     def name(self) -> str:
-        """The name for people."""
+        """The model's name for people."""
 
     @property
     def engine(self) -> AnsweringEngine:
-        """The engine that computes its answers."""
+        """The engine that computes the model's answers."""
 
     @property
     def texts(self) -> TextModel:
-        """Its text files, read."""
+        """The model's text files, read: tokenizer, chat template, settings."""
 
     @property
     def answers(self) -> AnswerFormat:
-        """The format of its answers."""
+        """The format in which the model writes its answers."""
 
     @property
     def recurrent(self) -> bool:
-        """Whether some layer keeps a state."""
+        """Whether some layer of the model keeps a state instead of a cache with positions."""
 
     @property
     def loading_s(self) -> float:
-        """The seconds that loading it took."""
+        """The seconds that loading the model took."""
 
     @property
     def model(self) -> Identity:
-        """The name of the model in saved conversations."""
+        """The identity of the model in saved conversations: its names, its conversion, its server."""
 
     def session(self, draft: DraftOptions) -> ChatSession:
         """Returns a new session for a conversation.

@@ -35,7 +35,7 @@ _END = "\ufdd0"  # of what the model is to go on with; Unicode says that no text
 def normalized(
     messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], can: Capabilities
 ) -> tuple[list[Message], dict[str, Any]]:
-    """Returns the messages and variables for a chat template, changed to a form that it accepts without losing any
+    """Returns the messages and the variables for a chat template, changed to a form that it accepts without losing any
     text.
 
     Args:
@@ -55,7 +55,9 @@ def normalized(
 
 
 def spelled_out(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Returns a conversation in the plainest form: questions and answers that alternate, all else as text in them."""
+    """Returns a conversation's messages in the plainest form: questions and answers that alternate, all else as text
+    in them.
+    """
     found = list(_as_words([_cleaned(message) for message in messages]))
     plain = [each if each["role"] in _SPOKEN else {**each, "role": "user"} for each in found]
     if plain and plain[0]["role"] == "assistant":
@@ -68,10 +70,8 @@ def continued(
     variables: Mapping[str, Any],
     render: Callable[[Sequence[Message], Mapping[str, Any]], Marked],
 ) -> Marked | None:
-    """Returns the rendered conversation up to the end of its last message, which the model is to continue.
-
-    Returns:
-        None where the template does not write that message as it is.
+    """Returns the text of the rendered conversation up to the end of its last message, which the model is to continue;
+    None if the template does not write that message as it is.
     """
     *before, last = messages
     open_turn = {**last, "content": f"{last['content']}{_END}"}

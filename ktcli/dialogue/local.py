@@ -43,16 +43,16 @@ class LocalBackend:
 
     @property
     def recurrent(self) -> bool:
-        """Whether some layer keeps a state."""
+        """Whether some layer of the model keeps a state instead of a cache with positions."""
         return self.engine.pools.states is not None
 
     @property
     def model(self) -> Identity:
-        """The name of the model in saved conversations."""
+        """The identity of the model in saved conversations: its names and its conversion."""
         return Identity(self.name, self.asked or self.name, self.pack)
 
     def session(self, draft: DraftOptions) -> ChatSession:
-        """Returns a new session, see `ChatBackend.session`."""
+        """Returns a new session, which sends one conversation's requests to the engine, see `ChatBackend.session`."""
         if self.shared is not None:
             from ktcli.dialogue.shared import SharedSession  # most have an engine for themselves
 

@@ -43,7 +43,7 @@ class LocalSession:
         sampler: Sampler,
         constraint: AnswerConstraint | None = None,
     ) -> Answer:
-        """Submits a request, see `ChatSession.submit`."""
+        """Submits a request to the engine; returns the state of its answer, see `ChatSession.submit`."""
         if constraint is not None:
             # Most chats ask for no form, and their first word need not wait for what compiles grammars.
             from ktcli.answers.grammar.compiler import GrammarCompiler
@@ -57,5 +57,5 @@ class LocalSession:
         )
 
     def step(self) -> list[Event]:
-        """Runs a step of the engine; returns its events."""
+        """Runs one step of the engine; returns its events, such as the next tokens."""
         return self._scheduler.step()

@@ -41,7 +41,7 @@ class PromptAnswer:
         """Returns whether the answer is complete.
 
         Raises:
-            Exception: it failed.
+            Exception: the answer failed; this is its error.
         """
         if self._error is not None:
             raise self._error
@@ -64,7 +64,8 @@ def ended(
     scheduler: SharedScheduler,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[PromptAnswer]:
-    """Yields answers as they end, until all have or `cancelled` returns True.
+    """Submits answers as the scheduler has room, and yields each when it has ended, until all have or `cancelled`
+    returns True.
 
     Where one fails, or whoever reads them stops, the others are cancelled.
 

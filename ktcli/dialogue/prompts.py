@@ -56,7 +56,7 @@ class PromptEncoder:
     def rendered(
         self, messages: Sequence[Message], variables: Mapping[str, Any], *, continues: bool = False
     ) -> Marked:
-        """Returns messages as the text of a prompt, see `rendering.rendered`."""
+        """Returns messages as the text of a prompt, rendered with the model's template, see `rendering.rendered`."""
         return rendered(self.texts, messages, variables, self.context, continues=continues)
 
     def ids(
@@ -67,7 +67,8 @@ class PromptEncoder:
         *,
         passing: bool = False,
     ) -> list[int] | None:
-        """Returns the ids of a rendered conversation; None: they are certainly more than `most`, or than the context.
+        """Returns the token ids of a rendered conversation; None if they are certainly more than `most`, or than the
+        context holds.
 
         Args:
             spoken: answers as they were generated, by where they may be in the text.
@@ -87,7 +88,8 @@ class PromptEncoder:
         *,
         further: bool = True,
     ) -> EncodedPrompt:
-        """Returns the prompt of messages whose text and ids are these.
+        """Returns the prompt with this text and these ids of messages, with the positions where others may continue
+        and the answer from kt's tables, if these have one.
 
         Args:
             spoken: the answers in it as they were generated.
@@ -107,7 +109,7 @@ class PromptEncoder:
         return ForcedIds(tuple(self.texts.control.encode_text(found.text)), found.lead)
 
     def is_whole(self, answer: Spoken, *, foreign: bool = False) -> bool:
-        """Returns whether the ids of an answer encode all of its text, see `Splicer.is_whole`."""
+        """Returns whether the ids of an answer decode to all of its text, see `Splicer.is_whole`."""
         return self._splicer.is_whole(answer, foreign=foreign)
 
     def _partings(

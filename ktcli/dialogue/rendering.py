@@ -22,7 +22,8 @@ def rendered(
     *,
     continues: bool = False,
 ) -> Marked:
-    """Returns a conversation as the text of a prompt, in a form that the template accepts, see `history`.
+    """Returns a conversation as the text of a prompt, rendered with the model's chat template in a form that this
+    accepts, see `history`.
 
     Args:
         context: tokens that the model can hold; a text that is far longer is not looked at closely.
@@ -59,7 +60,8 @@ def rendered(
 def known_answer(
     texts: TextModel, messages: Sequence[Message], variables: Mapping[str, Any], context: int
 ) -> KnownAnswer | None:
-    """Returns the answer to a conversation from kt's own tables; None: the model must generate one.
+    """Returns the answer that kt's own tables have to a conversation's last question; None if the model must generate
+    one.
 
     Args:
         context: as in `rendered`, whose text has it.

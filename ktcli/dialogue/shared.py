@@ -49,7 +49,7 @@ class SharedScheduler:
 
     @property
     def has_room(self) -> bool:
-        """Whether a request more may wait."""
+        """Whether the queue of waiting requests has room for one more."""
         return self._scheduler.waiting < self._limits.waiting
 
     def submit(
@@ -61,7 +61,8 @@ class SharedScheduler:
         conversation: object | None = None,
         goes_on: bool = False,
     ) -> Answer:
-        """Submits a request; `hear` is called with its events within `step`.
+        """Submits a request to the engine; returns the state of its answer. `hear` is called with its events within
+        `step`.
 
         Args:
             sampler: goes on with this random sequence; None: a new one.
@@ -82,7 +83,7 @@ class SharedScheduler:
         return answer
 
     def step(self) -> None:
-        """Runs a step of the engine and passes its events to all submitters.
+        """Runs a step of the engine and passes each event to the submitter of its request.
 
         Within a step it does nothing: the garbage collector may find an answer there that nobody reads any more.
         """
@@ -96,13 +97,15 @@ class SharedScheduler:
             self._stepping = False
 
     def close(self) -> None:
-        """Cancels every request, with an event for each."""
+        """Cancels every request, and passes an event on that to the submitter of each."""
         self._events += self._scheduler.close()
         self._tell()
         self.forget()
 
     def forget(self, conversation: object | None = None) -> None:
-        """Releases a cached timeline if it is that of the conversation; None: that of any."""
+        """Releases the sequence that the engine keeps of the conversation that asked last, if that is `conversation`
+        or this is None.
+        """
         if self._kept is not None and conversation in (None, self._kept[0]):
             _close(self._kept[1])
             self._kept = None
@@ -161,7 +164,7 @@ class SharedSession:
         sampler: Sampler,
         constraint: AnswerConstraint | None = None,
     ) -> Answer:
-        """Submits a request, see `ChatSession.submit`.
+        """Submits a request to the engine; returns the state of its answer, see `ChatSession.submit`.
 
         Raises:
             UsageError: the answer is to have a form.
@@ -174,7 +177,9 @@ class SharedSession:
         return self._answer
 
     def step(self) -> list[Event]:
-        """Returns the events that have arrived, or those of a step."""
+        """Returns the events of the last request that have arrived, such as its next tokens; runs a step of the engine
+        first if there are none.
+        """
         if not self._events or (self._answer is not None and self._answer.cancelled):
             self._scheduler.step()
         events = list(self._events)
@@ -182,13 +187,13 @@ class SharedSession:
         return events
 
     def keep(self) -> None:
-        """Releases the timeline, so that others can reuse it up to its end within a page."""
+        """Releases the conversation's sequence in the engine, whose whole cache pages other prompts can then reuse."""
         self._scheduler.forget(self)
 
     def close(self) -> None:
-        """Releases the timeline; requests in progress end by themselves."""
+        """Releases the conversation's sequence in the engine; requests in progress end by themselves."""
         self._scheduler.forget(self)
 
     def abandon(self) -> None:
-        """Releases it at the engine's next operation, see `ChatSession.abandon`."""
+        """Releases the conversation's sequence at the engine's next operation, see `ChatSession.abandon`."""
         self._scheduler.engine.pools.later(self.close)

@@ -20,8 +20,8 @@ IdsOf = Callable[[Sequence[Message]], Sequence[int] | None]
 
 
 def shared_ids(prompt: Sequence[int], messages: Sequence[Message], ids_of: IdsOf) -> int:
-    """Returns the number of leading ids that conversations with another first question share; it is the same for all
-    prompts of a conversation.
+    """Returns the number of leading ids of a prompt that conversations with another first question share; it is the
+    same for all prompts of a conversation.
 
     Args:
         messages: those that the prompt was made from.
@@ -34,7 +34,8 @@ def shared_ids(prompt: Sequence[int], messages: Sequence[Message], ids_of: IdsOf
 def snapshot_positions(
     prompt: Sequence[int], messages: Sequence[Message], ids_of: IdsOf, shared: int
 ) -> tuple[int, ...]:
-    """Returns positions of a prompt from which other prompts will probably continue, ascending; none is its end.
+    """Returns the positions of a prompt, in ids and ascending, from which other prompts will probably continue; its
+    end is none of them.
 
     Args:
         messages, ids_of: see `shared_ids`; a question last.

@@ -29,7 +29,9 @@ class Spoken:
 
 
 def remember(spoken: list[Spoken], answer: Spoken) -> None:
-    """Adds an answer in its place; later answers in the list are dropped."""
+    """Adds an answer to the list `spoken`, which is ordered by place in the text; answers at its place or later are
+    dropped.
+    """
     while spoken and spoken[-1].at >= answer.at:
         spoken.pop()
     spoken.append(answer)
@@ -45,7 +47,8 @@ class Splicer:
     def ids(
         self, rendered: Marked, spoken: Sequence[Spoken], most: int, *, passing: bool = False
     ) -> list[int] | None:
-        """Returns the ids of a rendered conversation; None if they are certainly more than `most`.
+        """Returns the token ids of a rendered conversation, those of earlier answers as they were generated; None if
+        they are certainly more than `most`.
 
         Args:
             spoken: answers, by where they may be in the text; those that are not there are left out.
@@ -86,7 +89,7 @@ class Splicer:
         return [answer for answer, stretch in behind if stretch and stretch[0] in special]
 
     def is_whole(self, answer: Spoken, *, foreign: bool = False) -> bool:
-        """Returns whether the ids of an answer encode all of its text.
+        """Returns whether the ids of an answer decode to all of its text.
 
         Args:
             foreign: whether they come from a file, which could name control tokens or ids that do not exist.

@@ -41,10 +41,10 @@ class Timeline:
     depths: bytes = b""
 
     def answered(self, text: str, ids: Sequence[int], depths: bytes = b"") -> Timeline:
-        """Returns the timeline with an answer appended.
+        """Returns a copy of the timeline, the ids and messages that a model has read, with an answer appended.
 
         Args:
-            depths: those of all ids.
+            depths: how each id of the whole timeline was computed.
         """
         messages = (*self.messages, ("assistant", text))
         return replace(self, ids=(*self.ids, *ids), messages=messages, depths=depths)
@@ -66,23 +66,24 @@ class Loss:
 
     @property
     def sentence(self) -> str:
-        """The loss for people."""
+        """A sentence for people on the loss: from which token on, how many tokens, and why."""
         return f"the cache was lost from token {self.at:,} on ({self.tokens:,} tokens): {self.why}"
 
 
 def depth_runs(depths: bytes) -> list[list[int]]:
-    """Returns depths of deferral in run-length encoding: pairs of the number of ids, and their depth."""
+    """Returns the bytes `depths` in run-length encoding: a pair [number of equal bytes, byte] for each run."""
     return [[len(list(same)), depth] for depth, same in groupby(depths)]
 
 
 def common(before: Sequence[int], now: Sequence[int]) -> int:
-    """Returns the number of leading ids that are the same."""
+    """Returns the number of leading ids that two sequences have in common."""
     least = min(len(before), len(now))
     return next((i for i in range(least) if before[i] != now[i]), least)
 
 
 def lost(before: Timeline, now: Timeline, reused: int, decode: Decode) -> Loss | None:
-    """Returns the cached tokens that the second of two prompts of a conversation cannot reuse; None if it reuses all.
+    """Returns the cached tokens that the second of two prompts of a conversation cannot reuse, and why; None if it
+    reuses all.
 
     Args:
         before: what was read and answered last.
@@ -155,7 +156,7 @@ def _rewritten(name: str, old: str, new: str) -> str:
 
 
 def common_letters(old: str, new: str) -> int:
-    """Returns the number of leading characters that are the same."""
+    """Returns the number of leading characters that two texts have in common."""
     least = min(len(old), len(new))
     if old[:least] == new[:least]:
         return least

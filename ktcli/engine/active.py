@@ -105,12 +105,14 @@ class Active:
 
     @property
     def reading(self) -> bool:
-        """Whether part of the prompt is still to be computed."""
+        """Whether some tokens of the request's prompt are still to be computed."""
         return self.sequence.length < self.prompt_tokens
 
     @property
     def held(self) -> bool:
-        """Whether it waits for its constraint; its prompt is computed except for the last id."""
+        """Whether the request waits for its constraint to become ready, with its prompt computed except for the last
+        id.
+        """
         return self._late and self.sequence.length >= self.prompt_tokens - 1
 
     @property
@@ -120,14 +122,16 @@ class Active:
 
     @property
     def pages_ahead(self) -> int:
-        """The number of pages that it needs beside those it holds, for its known ids and a first piece of what
-        follows."""
+        """The number of KV-cache pages that the request still needs beyond its computed positions: for all its known
+        ids and up to 64 more of the answer.
+        """
         return max(0, pages_for(self._ends) - pages_for(self.sequence.length))
 
     @property
     def windows_ahead(self) -> int:
-        """The number of window pages that it needs beside those it holds, from step to step: a prompt's chunk takes
-        more for one step."""
+        """The number of KV-cache pages of the layers with a sliding window that the request needs beside those it
+        holds, while steps compute one token; a prompt's chunk takes more for one step.
+        """
         return self.sequence.windows_ahead(self._ends)
 
     @property
@@ -136,8 +140,8 @@ class Active:
         return min(len(self.known) + _SLICE, self.prompt_tokens + self.room)
 
     def open(self, engine: Engine, *, bring: bool = True) -> None:
-        """Opens its sequence, or opens it again, with the longest part of its known ids that is found in memory or
-        on disk.
+        """Opens the request's sequence, or opens it again: the longest prefix of the known ids whose KV-cache pages are
+        in memory or on disk becomes its contents, and only the rest is still to be computed.
 
         Args:
             bring: whether pages may come from disk, which takes room in memory.
@@ -172,26 +176,32 @@ class Active:
             reused = sum(self._chunks[-1])
 
     def start(self, now_s: float) -> None:
-        """Records that its next step begins; the first one ends its time in the queue."""
+        """Records that a step with this request begins at `now_s`, in seconds; the first one ends the request's time in
+        the queue.
+        """
         if not self.answer.stats.queued_s:
             self.answer.stats.queued_s = max(now_s - self.submitted_s, 1e-9)
         self.begun = True
 
     def give_back(self) -> None:
-        """Releases its pages; its known ids stay."""
+        """Releases the pages and states of the request's sequence; the ids of its prompt and answer stay known, to be
+        computed again later.
+        """
         self.sequence.close()
         self.begun = False
 
     @property
     def scores(self) -> bool:
-        """Whether the next rows of the prompt all give logits, for the chances of its tokens, or hidden rows."""
+        """Whether each row of the prompt's next piece gives logits or a hidden row, and not only the last: for the
+        log-probabilities of the prompt's tokens, or for pooling.
+        """
         request = self.answer.request
         pools = request.pooled is not None and request.pooled.needs_all(self.sequence.length)
         return pools or request.prompt_logprobs is not None
 
     def reads(self, engine: Engine, most: int) -> Run:
-        """Returns the run that computes at most the next `most` tokens of the prompt: a piece of the chunk that would
-        be computed in one step if the request were alone.
+        """Returns the run (token ids with their positions and KV-cache pages) that computes at most the next `most`
+        tokens of the prompt: a piece of the chunk that would be computed in one step if the request were alone.
 
         Raises:
             PoolFull: there are no pages for it.
@@ -225,9 +235,12 @@ class Active:
         return self._run(upto, False, depth, (at, 1))
 
     def writes(self, engine: Engine, room: DraftRoom = NO_DRAFT_ROOM) -> Run:
-        """Returns the run that computes the ids of the answer that the sequence lacks: one id, or several if its pages
-        were released; and behind them a draft, each id of which has logits. Each is computed as if it came alone.
+        """Returns the run (token ids with their positions and KV-cache pages) that computes the ids of the answer that
+        the sequence lacks: one id, or several if its pages were released; and behind them drafted ids, each of which
+        gives logits. Each id is computed as if it came alone.
 
+        Args:
+            room: the rows that the step has for drafts of this answer.
         Raises:
             PoolFull: there are no pages for it.
         """
@@ -264,15 +277,18 @@ class Active:
         return drafted[: next(unfit, len(drafted))]
 
     def computed(self, run: Run, drafted: int, *, ends_chunk: bool) -> None:
-        """Commits a run of this request that was computed, except for the drafted ids at its end."""
+        """Appends the ids of a run that was computed to the request's sequence, except for the `drafted` ids at its
+        end; appends none if some are drafted and a layer keeps a state.
+        """
         if not drafted:
             self.sequence.commit(run, prompt=ends_chunk)
         elif not self.sequence.recurrent:
             self.sequence.commit(run, run.ids.size - drafted, prompt=False)
 
     def keep(self, run: Run, drafted: int, right: int) -> None:
-        """Commits the first `right` ids of a run's draft. Where layers keep states, it is committed as a whole or not
-        at all: the states between are not known, and what was right is computed again.
+        """Appends the first `right` of a computed run's `drafted` last ids to the request's sequence. Where layers keep
+        states, the whole run is appended if all drafted ids are right, and else nothing: the states between are not
+        known, and what was right is computed again.
         """
         if not self.sequence.recurrent:
             sure = run.ids.size - drafted
@@ -282,7 +298,9 @@ class Active:
             self.sequence.commit(run, prompt=False)
 
     def choice(self, logits: Logits) -> TokenChoice:
-        """Returns the options for choosing the next token from these logits."""
+        """Returns the inputs for choosing the next token from these logits: the request's sampling settings, a random
+        number, the ids seen so far and the mask of allowed ids.
+        """
         wanted = self.answer.request.logprobs
         likeliest = -1 if wanted is None else wanted
         constraint = self.answer.request.constraint
@@ -300,10 +318,13 @@ class Active:
         return request.said + len(self.answer.ids) < request.min_tokens
 
     def token(self, engine: Engine, chosen: ChosenToken, logits: Logits) -> Token:
-        """Returns the event of the token that was chosen from these logits.
+        """Returns the event of the answer's next token: the id that was chosen from these logits, with
+        log-probabilities if the request asks for them.
 
         Raises:
-            BadPack, UsageError: no token could be.
+            KtError: the error of the request's constraint, after which no id can follow.
+            BadPack: the logits hold NaN or infinity.
+            UsageError: the mask leaves no token.
         """
         constraint = self.answer.request.constraint
         if constraint is not None and constraint.error is not None:
@@ -315,7 +336,7 @@ class Active:
         return Token(self.answer, id, Candidate(id, chosen.logprob), likeliest, how)
 
     def take(self, id: int) -> None:
-        """Appends an id to the answer."""
+        """Appends an id to the answer, and passes it to the answer's constraint and drafts."""
         self.answer.ids.append(id)
         self.answer.stats.tokens += 1
         self.known.append(id)

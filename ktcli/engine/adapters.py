@@ -33,20 +33,24 @@ class Updates(Protocol):
 
     @property
     def products(self) -> Collection[str]:
-        """The names of the tensors whose products can be updated."""
+        """The names of the weight tensors whose matrix products an adapter can update."""
 
     @property
     def norms(self) -> Collection[str]:
-        """The names of the gains that can be replaced."""
+        """The names of the norms' gains (weight vectors) that an adapter can replace."""
 
     def ranks(self, name: str) -> int:
-        """Returns the most ranks that the updates of this product by one adapter have together."""
+        """Returns the most ranks, summed over one adapter's low-rank updates, for which the product with the tensor
+        `name` has room.
+        """
 
     def set(self, number: int, adapter: PackedAdapter) -> None:
-        """Sets the updates and gains of adapter `number`, from the next step on; not while one runs."""
+        """Loads the low-rank updates and gains of `adapter` as number `number`, which runs can name from the next step
+        on; not to be called during a step.
+        """
 
     def forget(self, number: int, adapter: PackedAdapter) -> None:
-        """Drops what `set` was given; not while a step runs."""
+        """Removes the updates and gains that `set` loaded as number `number`; not to be called during a step."""
 
 
 class ProgramUpdates:
@@ -63,15 +67,19 @@ class ProgramUpdates:
         self._program, self.products, self.norms, self._ranks = program, products, norms, ranks
 
     def ranks(self, name: str) -> int:
-        """Returns the most ranks that the updates of a product by one adapter have together: the same for all."""
+        """Returns the most ranks, summed over one adapter's low-rank updates, for which a product has room: the same
+        for every tensor.
+        """
         return self._ranks
 
     def set(self, number: int, adapter: PackedAdapter) -> None:
-        """Sets the updates and gains that an adapter has for the program; not while it runs."""
+        """Loads the low-rank updates and gains of `adapter` into the program as number `number`; not to be called while
+        the program runs.
+        """
         self._tell(number, adapter, present=True)
 
     def forget(self, number: int, adapter: PackedAdapter) -> None:
-        """Drops what `set` was given; not while the program runs."""
+        """Removes the updates and gains of adapter `number` from the program; not to be called while it runs."""
         self._tell(number, adapter, present=False)
 
     def _tell(self, number: int, adapter: PackedAdapter, *, present: bool) -> None:
@@ -96,22 +104,22 @@ class Adapters:
 
     @property
     def products(self) -> Collection[str]:
-        """The names of the tensors whose products an adapter may change."""
+        """The names of the weight tensors whose matrix products an adapter may update."""
         return self._updates.products
 
     @property
     def norms(self) -> Collection[str]:
-        """The names of the gains that an adapter may replace."""
+        """The names of the norms' gains (weight vectors) that an adapter may replace."""
         return self._updates.norms
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of the factors of all attached adapters."""
+        """The bytes of the low-rank factors and gains of all attached adapters."""
         return sum(each.size_bytes for each in self._there.values())
 
     def attach(self, adapter: PackedAdapter) -> AttachedAdapter:
-        """Attaches an adapter; returns it with the number by which runs refer to it from the next step on; not to be
-        called during a run.
+        """Attaches an adapter; returns the number by which runs name it from the next step on, with the digest of its
+        files; not to be called during a step.
 
         Raises:
             UsageError: there is no number left, it has more ranks than there is room for, or it changes a tensor that
@@ -130,7 +138,9 @@ class Adapters:
         return AttachedAdapter(free[0], adapter.digest)
 
     def detach(self, attached: AttachedAdapter) -> PackedAdapter:
-        """Drops an adapter that no run names any more, and returns it: freeing it takes time; not while a step runs."""
+        """Removes an adapter that no run names any more from the engine, and returns its factors, since freeing them
+        takes time; not to be called during a step.
+        """
         gone = self._there.pop(attached.number)
         self._updates.forget(attached.number, gone)
         return gone

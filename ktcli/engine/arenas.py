@@ -57,7 +57,9 @@ class NodeMemory:
         self.refused = next((arena.refused for arena in self._arenas if arena.refused), "")
 
     def take(self, size_bytes: int, node: int | None = None) -> ArenaPiece:
-        """Returns the next `size_bytes` bytes of a node's arena, or of the common one."""
+        """Returns the next `size_bytes` unused bytes of a NUMA node's arena, as a uint8 array with its address; if
+        `node` is None, those of the arena that is common to all nodes.
+        """
         which = -1 if node is None else node
         arena, first = self._arenas[which], self._used[which]
         self._used[which] += aligned(size_bytes)
@@ -65,12 +67,15 @@ class NodeMemory:
 
 
 def aligned(size_bytes: int) -> int:
-    """Returns the bytes that a piece takes of its arena: `size_bytes` rounded up to whole cache lines."""
+    """Returns the bytes that a piece of `size_bytes` bytes takes of its arena: rounded up to whole cache lines of 64
+    bytes.
+    """
     return ceil_to(size_bytes, _LINE_BYTES)
 
 
 def refusals(pool: Pool, unbound: str) -> Iterator[str]:
-    """Yields sentences about requests of a pool and its memory that the system refused, one at most.
+    """Yields at most one warning sentence for the user: the system refused to pin the pool's threads, or to bind memory
+    to NUMA nodes, or both.
 
     Args:
         unbound: the reason why the system did not bind memory; "" if it did.

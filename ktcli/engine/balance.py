@@ -39,7 +39,8 @@ class PieceSize(NamedTuple):
 
 
 def shares(choice: PieceSize, decode_s: float, pure_steps: float) -> tuple[float, float]:
-    """Returns the fractions of their full speed that the answers have in a mixed step, and that the prompt has.
+    """Returns the pair (answers, prompt): the fraction of its full speed that each keeps while one mixed step, of
+    answers and a piece of a prompt, and `pure_steps` steps of answers alone take turns.
 
     Args:
         decode_s: the seconds Td of a pure step.
@@ -50,17 +51,22 @@ def shares(choice: PieceSize, decode_s: float, pure_steps: float) -> tuple[float
 
 
 def pure_steps(alone_s: float, decode_s: float) -> float:
-    """Returns the number of pure steps, whole or not, that should follow a mixed one whose piece takes `alone_s`; at
-    least 0.
+    """Returns the number of steps of answers alone, whole or not and at least 0, that should follow a step that also
+    reads a piece of a prompt.
 
-    Answers and prompt then keep parts that are as far above, or below, what they are to keep.
+    The fractions of their full speed that answers and prompt keep then have the same ratio as the targets for both.
+
+    Args:
+        alone_s: the seconds that the piece takes in a whole chunk, without answers.
+        decode_s: the seconds of a step of answers alone.
     """
     return max(0.0, ANSWERS_KEEP / PROMPT_KEEPS * alone_s / decode_s - 1)
 
 
 def satisfaction(choice: PieceSize, decode_s: float) -> float:
-    """Returns the lesser of the answers' and the prompt's fractions of full speed, each over its target; 1: both
-    targets are met.
+    """Returns how well a size of prompt pieces meets the speed targets: the lesser of the answers' and the prompt's
+    fractions of full speed, each divided by its target; at 1 or more both targets are met. `decode_s` is the seconds of
+    a step of answers alone.
     """
     answers, prompt = shares(choice, decode_s, pure_steps(choice.alone_s, decode_s))
     return min(answers / ANSWERS_KEEP, prompt / PROMPT_KEEPS)
@@ -72,15 +78,16 @@ def best_piece(
     longest_s: float | None,
     before: int = 0,
 ) -> int:
-    """Returns the number of tokens of a prompt that a mixed step should read.
+    """Returns the number of prompt tokens that a step should read beside the answers in progress.
 
     Small pieces make short waits, but each costs a pass over the weights.
 
     Args:
         choices: the sizes, ascending, with their times in the middle of the prompt.
+        decode_s: the seconds of a step of answers alone.
         longest_s: the most seconds of a step; None: as few as cost little of the speed of both together. If even the
-            smallest piece takes longer, waiting cannot be short: then the smallest one that reads at least at half
-            the speed of a whole chunk.
+            smallest piece takes longer, waiting cannot be short: then the smallest one that reads at least at half the
+            speed of a whole chunk.
         before: the size chosen before, which stays unless another is clearly better: equal pieces make equal waits.
     """
     most_s = MOST_S if longest_s is None else longest_s

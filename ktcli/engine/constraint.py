@@ -14,7 +14,9 @@ from ktcli.records import dataclass
 
 
 def mask_of(ids: Collection[int], vocab: int) -> NDArray[np.uint32]:
-    """Returns the mask of some ids, those within the vocabulary: bit i of word j is id 32 j + i."""
+    """Returns a bit mask over the vocabulary, uint32 [vocab / 32, rounded up]: bit i of word j is 1 if id 32 j + i is
+    one of `ids`. Ids outside the vocabulary are left out.
+    """
     mask = np.zeros(-(-vocab // 32), dtype=np.uint32)
     for id in ids:
         if 0 <= id < vocab:
@@ -31,21 +33,25 @@ class Constraint(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether the constraint is known; before that only the prompt can be read. Once it is, it stays so."""
+        """Whether the constraint can be applied already; until then only the prompt can be computed. Once true, it
+        stays true.
+        """
 
     @property
     def error(self) -> KtError | None:
-        """The reason, other than the answer itself, why no id can follow any more; None: there is none."""
+        """The error, not due to the answer itself, because of which no id can follow any more; None: there is none."""
 
     @property
     def ended(self) -> bool:
-        """Whether the answer is complete, and nothing but its end can follow."""
+        """Whether the answer is complete under the constraint, so that only its end can follow."""
 
     def mask(self) -> NDArray[np.uint32]:
-        """Returns the mask of the ids that may come next, see `mask_of`; it may change with the next call."""
+        """Returns the bit mask of the ids that the constraint allows next: bit i of word j is 1 if id 32 j + i is
+        allowed, see `mask_of`. The next call may overwrite the array.
+        """
 
     def take(self, id: int) -> None:
-        """Advances by an id that was appended to the answer."""
+        """Advances the constraint's state by an id that was appended to the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +80,18 @@ class Forcing:
         self._free = False
 
     def mask(self, vocab: int) -> NDArray[np.uint32] | None:
-        """Returns the mask of the ids that may come next, see `mask_of`; None: any may."""
+        """Returns the bit mask of the ids that may come next, the next forced id or, behind the last one, the stop ids,
+        see `mask_of`; None: any id may come.
+        """
         said, forced = self._said, self._forced
         if self._free or said < forced.lead:
             return None
         return mask_of(forced.ids[said : said + 1] or self._stop_ids, vocab)
 
     def take(self, id: int) -> None:
-        """Advances by an id that was appended to the answer."""
+        """Advances the constraint's state by an id that was appended to the answer; an id that is not the next forced
+        one ends the forcing.
+        """
         if self._forced.ids[self._said : self._said + 1] == (id,):
             self._said += 1
         else:

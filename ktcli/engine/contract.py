@@ -66,11 +66,13 @@ class Engine(ABC):
     adapters: Adapters | None
 
     def sequence(self) -> Sequence:
-        """Returns a new sequence, which allocates pages as it grows; the caller closes it."""
+        """Returns a new, empty sequence of token ids, which takes KV-cache pages as it grows; the caller closes it."""
         return Sequence(self.pools)
 
     def session(self) -> Session:
-        """Returns a new session, whose sequence is computed by itself; it is closed when it is garbage-collected."""
+        """Returns a new session: an empty sequence that is computed by itself, without a scheduler; it is closed when
+        it is garbage-collected.
+        """
         return Session(self)
 
     def _set_default_adapter(self, adapter: PackedAdapter | None) -> None:
@@ -81,40 +83,49 @@ class Engine(ABC):
 
     @abstractmethod
     def run(self, batch: Batch) -> list[Logits]:
-        """Computes a batch of runs, which `Sequence.extend` made; returns the logits of each row that gives some, in
-        the order of the rows, in place: valid until the next step.
+        """Computes one step for a batch of runs, which `Sequence.extend` made; returns the logits of each row that
+        gives some, in the order of the rows, as views that are valid until the next step.
 
         Raises:
-            KtError: nothing counts.
+            KtError: the step failed; nothing of it may be used.
         """
 
     @abstractmethod
     def depth_at(self, position: int) -> int:
-        """Returns the number of experts that the token of an answer at `position` may defer."""
+        """Returns the number of routed experts that the answer's token at `position` may defer: their results are added
+        one MoE layer later.
+        """
 
     def how_at(self, position: int) -> int:
-        """Returns the byte that encodes how the token of an answer at `position` is computed, see `forms`."""
+        """Returns the byte that encodes how the answer's token at `position` is computed: the number of experts that it
+        may defer, plus 0x80 in models with latent attention, whose absorbed form it takes.
+        """
         return self.pools.how(self.depth_at(position))
 
     @property
     @abstractmethod
     def batch_invariant(self) -> bool:
-        """Whether the logits of a run have the same bits whatever other runs and outputs its step has."""
+        """Whether the logits of a run have the same bits whichever other runs share its step."""
 
     @property
     @abstractmethod
     def step_times(self) -> StepTimes | None:
-        """The times of its decode steps by their rows; None: a row's logits depend on the rows beside it, so that
-        drafts could change an answer."""
+        """The expected seconds of decode steps by their number of rows; None: a row's logits depend on the rows beside
+        it, so that drafts could change an answer.
+        """
 
     @property
     @abstractmethod
     def piece_times(self) -> PieceTimes:
-        """The modelled times of steps that read pieces of a prompt, of which only the ratios count."""
+        """The modelled seconds of steps that read pieces of a prompt, by their tokens and position; only the ratios
+        count.
+        """
 
     @abstractmethod
     def chunk_tokens(self, left: int) -> int:
-        """Returns the number of tokens of a prompt's next chunk when `left` are left, 1..left."""
+        """Returns the number of tokens of a prompt's next chunk, 1..left, when `left` tokens are still to be computed;
+        one step computes a chunk.
+        """
 
     @abstractmethod
     def chosen(self) -> NDArray[np.int64]:
@@ -123,4 +134,6 @@ class Engine(ABC):
 
     @abstractmethod
     def operations(self) -> list[tuple[str, int]]:
-        """Returns the (operation of the CPU, nanoseconds so far) pairs, in the order in which they run."""
+        """Returns (operation, nanoseconds) pairs: the time that each operation of the CPU has taken in all steps so
+        far, in the order in which they run.
+        """

@@ -84,7 +84,9 @@ class CpuEngine(Engine):
         self._set_default_adapter(adapter)
 
     def run(self, batch: Batch) -> list[Logits]:
-        """Computes a batch and returns the logits of each output row, in place: valid until the next step."""
+        """Computes one step for a batch of runs; returns the logits of each row that gives some, in the order of the
+        rows, as views that are valid until the next step.
+        """
         self.program.run(batch)
         at = [run.temperature for run in batch.runs for _ in range(run.first_output, run.ids.size)]
         return [
@@ -93,20 +95,24 @@ class CpuEngine(Engine):
         ]
 
     def depth_at(self, position: int) -> int:
-        """Returns the number of experts that the token of an answer at `position` may defer."""
+        """Returns the number of routed experts that the answer's token at `position` may defer: their results are added
+        one MoE layer later.
+        """
         return depth_at(self.plan.depths, position)
 
     @cached_property
     def batch_invariant(self) -> bool:
-        """Whether logits have the same bits in any batch: no matrix, of bf16 as most routers are, can be multiplied
-        in tiles that round otherwise."""
+        """Whether logits have the same bits in any batch. False where bf16 weights (most routers are) can be multiplied
+        in AMX tiles, which round otherwise.
+        """
         rows = {self.pool.isa, *self.plan.rows.values()}
         return not (any(map(has_tiles, rows)) and self._multiplies_bf16())
 
     @cached_property
     def step_times(self) -> StepTimes | None:
-        """The times of its decode steps, modelled until they are measured; None where so few rows can be multiplied
-        in tiles that round otherwise."""
+        """The expected seconds of decode steps by their number of rows, modelled until they are measured; None where so
+        few rows can be multiplied in tiles that round otherwise, so that drafts could change an answer.
+        """
         fewest = self.pool.tile_min[2] if self.pool.tile_min else 0
         if fewest <= MOST_ROWS and not self.batch_invariant:
             return None
@@ -115,7 +121,7 @@ class CpuEngine(Engine):
 
     @cached_property
     def piece_times(self) -> PieceTimes:
-        """The modelled times of steps that read pieces of a prompt."""
+        """The modelled seconds of steps that read pieces of a prompt, by their tokens and position."""
         rates = self.plan.host.rates
         return piece_times(
             self.model, self.recipe, rates, self.max_tokens, self.context, self.cache_format
@@ -126,12 +132,16 @@ class CpuEngine(Engine):
         return any(fmt is not None and fmt.activation_bits == 16 for fmt in formats)
 
     def chunk_tokens(self, left: int) -> int:
-        """Returns the number of tokens of a prompt's next chunk when `left` are left."""
+        """Returns the number of tokens of a prompt's next chunk, which one step computes, when `left` tokens are still
+        to be computed.
+        """
         size = min(left, self.max_tokens)
         return before_tail(size, left) if self._cache.states.elements else size
 
     def operations(self) -> list[tuple[str, int]]:
-        """Returns the (operation, nanoseconds so far) pairs, in the order in which they run."""
+        """Returns (operation, nanoseconds) pairs: the time that each operation of the forward pass has taken in all
+        steps so far, in the order in which they run.
+        """
         return self.program.profile()
 
     def chosen(self) -> NDArray[np.int64]:

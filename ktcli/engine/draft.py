@@ -43,16 +43,20 @@ class DraftSource(Protocol):
 
     @property
     def kinds(self) -> tuple[float, ...]:
-        """The assumed chance that a drafted id is right, for each kind of guess, until enough were counted."""
+        """The assumed probability that a drafted id is right, one for each kind of guess that the source makes; used
+        until enough guesses were counted.
+        """
 
     def follow(self, ids: Sequence[int]) -> None:
-        """Sets the ids of the conversation; cheap if they begin with the previous ones."""
+        """Sets the token ids of the conversation; cheap if they begin with those set before."""
 
     def extend(self, id: int) -> None:
-        """Appends one id to the conversation."""
+        """Appends one token id to the conversation."""
 
     def draft(self, most: int) -> Draft:
-        """Returns at most `most` drafted ids that may come next."""
+        """Returns a guess of at most `most` token ids that may follow in the conversation, with the kind of guess; its
+        `ids` are () if there is no guess.
+        """
 
 
 class Lookup:
@@ -79,7 +83,7 @@ class Lookup:
         self._order: dict[int, deque[int]] = {n: deque() for n in GRAMS}
 
     def follow(self, ids: Sequence[int]) -> None:
-        """Sets the ids of the conversation; if they begin with those before, only the rest is added."""
+        """Sets the token ids of the conversation; if they begin with those set before, only the rest is added."""
         known = len(self._ids)
         if known > len(ids) or self._ids != list(ids[:known]):
             self._clear()
@@ -88,7 +92,10 @@ class Lookup:
             self.extend(int(id))
 
     def draft(self, most: int) -> Draft:
-        """Returns at most `most` ids that followed the latest earlier place of the longest n-gram found."""
+        """Returns the `most` ids that followed the latest earlier place of the conversation's last ids, repeating them
+        if fewer followed; of several lengths of last ids, the longest that is found counts. Its `ids` are () if none is
+        found.
+        """
         length = len(self._ids)
         for kind, n in enumerate(GRAMS):
             if length <= n:
@@ -104,7 +111,7 @@ class Lookup:
         return tuple(self._ids[end + i % period] for i in range(most))
 
     def extend(self, id: int) -> None:
-        """Appends one id to the conversation; the n-grams that ended before it become places that can be found."""
+        """Appends one token id to the conversation; the n-grams that ended before it can be found from now on."""
         ids, end = self._ids, len(self._ids)
         for n in GRAMS:
             if end >= n:

@@ -64,11 +64,15 @@ class Acceptance:
         self._later = [_Share(prior) for prior in priors]
 
     def count(self, kind: int, place: int, right: bool) -> None:
-        """Counts whether the drafted id at `place` of a guess of this kind was right; all before it were."""
+        """Counts whether the drafted id at index `place` of a guess of this kind was right; all ids before it in the
+        guess were.
+        """
         (self._later if place else self._first)[kind].count(right)
 
     def chances(self, kind: int, most: int) -> list[float]:
-        """Returns the chance of each of `most` drafted ids to be right if those before it are."""
+        """Returns, for each of the first `most` ids of a guess of this kind, the estimated probability that it is right
+        if those before it are.
+        """
         return [(self._later if place else self._first)[kind].value for place in range(most)]
 
 
@@ -91,7 +95,7 @@ class StepTimes:
         return len(self._prior)
 
     def add(self, rows: int, seconds: float) -> None:
-        """Records that a step of `rows` rows took `seconds`."""
+        """Records that a decode step of `rows` rows took `seconds`; numbers of rows not modelled are ignored."""
         self._steps += 1
         if not 1 <= rows <= len(self._prior):
             return
@@ -103,7 +107,9 @@ class StepTimes:
         self._measured_at[i] = self._steps
 
     def seconds(self, rows: int) -> float:
-        """Returns the expected seconds of a step of `rows` rows; beyond the modelled numbers, those of the largest."""
+        """Returns the expected seconds of a decode step of `rows` rows; for more rows than were modelled, those of the
+        largest modelled number.
+        """
         i = min(rows, len(self._prior)) - 1
         known = self._known(i)
         if known is not None:
@@ -115,8 +121,8 @@ class StepTimes:
         return self._prior[i] * self._factor(i, below, above)
 
     def at_most(self, rows: int) -> float:
-        """Returns an upper bound of the seconds of a step of `rows` rows: each row beyond the largest measured step may
-        take as long as a step.
+        """Returns an upper bound of the seconds of a decode step of `rows` rows: each row beyond the largest measured
+        step may take as long as a step of one row.
         """
         last = min(rows, len(self._prior)) - 1
         known = next((i for i in range(last, -1, -1) if self._known(i) is not None), 0)
@@ -124,7 +130,9 @@ class StepTimes:
 
     @property
     def needs_plain(self) -> bool:
-        """Whether a step without a draft should be measured next: all others are compared with those."""
+        """Whether the next step should be one of a single row, without a draft, so that its time is measured: the times
+        of steps with drafts are compared with it.
+        """
         return (
             len(self._samples[0]) < _PLAIN_SAMPLES
             or self._steps - self._measured_at[0] > _PLAIN_EVERY
@@ -132,7 +140,7 @@ class StepTimes:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether no step of a few rows was measured lately."""
+        """Whether neither a step of 2 rows nor one of 3 was measured lately, within the last 512 steps."""
         return all(self._known(i) is None for i in range(1, 1 + _TRIED))
 
     def _known(self, i: int) -> float | None:
@@ -172,7 +180,7 @@ class Question:
 
     @property
     def least(self) -> int:
-        """The number of rows of the step without a draft."""
+        """The number of rows that the step has if nothing is drafted."""
         return self.beside + self.waiting + 1
 
 
@@ -228,13 +236,17 @@ class Account:
     balance_s: float = 0.0
 
     def add(self, tokens: int, seconds: float, plain: float, drafted: bool) -> None:
-        """Adds a step that gave `tokens` tokens in `seconds`; one token alone takes `plain` seconds."""
+        """Adds a step that gave `tokens` tokens in `seconds` to the account; a step of one token alone would take
+        `plain` seconds. `drafted`: whether the step had a draft.
+        """
         self.plain_s += tokens * plain
         if drafted:
             self.balance_s = min(self.balance_s + tokens * plain - seconds, _SAVED_STEPS * plain)
 
     def may_cost(self, plain: float) -> float:
-        """Returns the seconds by which the next step may be longer because of a draft."""
+        """Returns the seconds by which a draft may make the next step longer, 0 or more; a step of one token alone
+        takes `plain` seconds.
+        """
         return max(0.0, self.balance_s + _LOST_SHARE * self.plain_s + _CREDIT_STEPS * plain)
 
 

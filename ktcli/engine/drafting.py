@@ -44,10 +44,14 @@ class DraftOptions:
 
     @classmethod
     def parse(cls, text: str | None, name: str) -> DraftOptions:
-        """Returns the options in the value of an option or a variable called `name`; None: the defaults.
+        """Returns the options for drafts that a text stands for: "off", "lookup", or the number of ids of every draft;
+        None: the defaults.
 
+        Args:
+            text: the value of a command's option or a variable.
+            name: the name of that option or variable, for the error.
         Raises:
-            UsageError: it is none of off, lookup, and 1 to MOST_DRAFTED.
+            UsageError: the text is none of off, lookup, and 1 to MOST_DRAFTED.
         """
         if text is None:
             return cls()
@@ -59,7 +63,7 @@ class DraftOptions:
         return cls(text != "off", int(text) if text in numbers else None, asked=True)
 
     def of(self, engine: Engine) -> Drafting | None:
-        """Returns the drafting of a new conversation on an engine; None: nothing is drafted.
+        """Returns the object that chooses the drafts of a new conversation on an engine; None: nothing is drafted.
 
         Raises:
             UsageError: somebody asked for drafts where they could change answers.
@@ -77,7 +81,7 @@ class DraftOptions:
 
 
 def cannot_draft() -> UsageError:
-    """Returns the error for drafts on an engine where they could change answers."""
+    """Returns the error to raise where drafts are asked for on an engine on which they could change answers."""
     return UsageError(
         "drafted tokens could change answers here: on a GPU, and in AMX tiles of bf16, logits depend"
         " on how many tokens share a step",
@@ -115,16 +119,16 @@ class Drafting:
         self._said = 0  # ids since then
 
     def begin(self, ids: Sequence[int]) -> None:
-        """Starts an answer to the prompt `ids`."""
+        """Starts an answer to the prompt `ids`: the guesses of what follows are based on these ids."""
         self._settle()
         self._guess = Draft()
         self._source.follow(ids)
 
     def next(self, waiting: int, most: int, beside: int = 0) -> tuple[int, ...]:
-        """Returns the ids to draft in the next step.
+        """Returns the drafted ids that the next step should try behind the last known id; (): none.
 
         Args:
-            waiting: the rows that it computes again.
+            waiting: the rows that the step computes again.
             most: the most ids that there is room for.
             beside: the rows of other conversations in that step.
         """
@@ -149,7 +153,7 @@ class Drafting:
         self._step, self._said = (rows, beside, seconds), 0
 
     def said(self, id: int) -> None:
-        """Appends an id of the answer, and counts whether the draft predicted it."""
+        """Appends an id of the answer to the conversation, and counts whether the current guess predicted it."""
         self._source.extend(id)
         self._said += 1
         guess, place = self._guess, self._right

@@ -31,12 +31,14 @@ How = NDArray[np.uint8]
 
 
 def how_to_read(record: bytes, n: int, *, latent: bool, within: int | None = None) -> How:
-    """Returns the bytes that encode how the n ids of a prompt are computed, one for each.
+    """Returns how each of the n ids of a prompt is to be computed, uint8 [n]: its depth of deferral, plus 0x80 if
+    latent attention takes the absorbed form for it.
 
     Args:
-        record: how its first ids were computed; those behind were not.
+        record: how the prompt's first ids were computed before, a byte for each; those behind were not.
+        n: the number of ids of the prompt.
         latent: whether the model has latent attention.
-        within: no id from here on is expanded, but for those of the record; None: each may be.
+        within: no id from this index on is expanded, but for those of the record; None: each may be.
     """
     record = record[:n].rstrip(b"\0")
     before, most = len(record), max(0, n - 1 if within is None else min(n - 1, within))
@@ -51,6 +53,8 @@ def how_to_read(record: bytes, n: int, *, latent: bool, within: int | None = Non
 
 
 def expanded_spans(how: How) -> list[tuple[int, int]]:
-    """Returns the (first, end) places of the ids that are expanded, of a model with latent attention."""
+    """Returns the (first, end) index ranges of the consecutive ids that latent attention computes in its expanded form.
+    `how` has a byte for each id: 0x80 is set in those of the absorbed form.
+    """
     edges = np.flatnonzero(np.diff(how < ABSORBED, prepend=False, append=False))
     return [(int(first), int(end)) for first, end in edges.reshape(-1, 2)]

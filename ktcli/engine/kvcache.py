@@ -46,7 +46,9 @@ class PageLayout:
 
     @classmethod
     def of(cls, spec: Spec, fmt: CacheFormat = BF16) -> PageLayout:
-        """Returns the layout of a model's pages in a number format."""
+        """Returns the layout of a model's KV-cache pages in a number format: the offset of each layer's part, and the
+        bytes of a page and of a page of the sliding-window layers.
+        """
         ends, offsets = {False: 0, True: 0}, []
         for state in spec.states:
             offsets.append(ends[state.windowed])
@@ -69,12 +71,14 @@ class StateLayout:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of a whole state."""
+        """The bytes of one recurrent state, of all layers that keep one."""
         return 4 * self.elements
 
     @classmethod
     def of(cls, spec: Spec) -> StateLayout:
-        """Returns the layout of a model's states, one layer behind the other."""
+        """Returns the layout of a model's recurrent states: the offset of each layer's part, one behind the other, and
+        the f32 elements of a whole state.
+        """
         sizes = [ceil_to(s.sequence_elements, _LINE_ELEMENTS) for s in spec.states]
         ends = tuple(accumulate(sizes))
         return cls((0, *ends[:-1]), ends[-1])
@@ -91,16 +95,16 @@ class PageArena:
         self.page_bytes, self.arena = page_bytes, team.arena(pages * page_bytes)
 
     def saved_page(self, page: int) -> U8Array:
-        """Returns the bytes of a page, in place."""
+        """Returns the bytes of the KV-cache page with this number, [page_bytes], as a writable view of the arena."""
         return self.arena.bytes[page * self.page_bytes : (page + 1) * self.page_bytes]
 
     page_room = saved_page
 
     def restore_page(self, page: int, room: U8Array) -> None:
-        """Does nothing: the bytes were read into the page itself."""
+        """Does nothing: `room` is the page's own memory, so its bytes are already in place."""
 
     def copy(self, of: int, to: int) -> None:
-        """Copies the contents of page `of` to page `to`."""
+        """Copies the contents of KV-cache page `of` to page `to`."""
         self.saved_page(to)[:] = self.saved_page(of)
 
 
@@ -144,26 +148,26 @@ class KvCache:
 
     @property
     def page_bytes(self) -> int:
-        """The bytes of a page as it is stored."""
+        """The bytes of a KV-cache page, in memory as in a store."""
         return self.layout.page_bytes
 
     @property
     def state_bytes(self) -> int:
-        """The bytes of a state as it is stored."""
+        """The bytes of a recurrent state, of all layers, in memory as in a store."""
         return self.states.size_bytes
 
     def saved_page(self, page: int) -> U8Array:
-        """Returns the bytes of a page, in place."""
+        """Returns the bytes of the KV-cache page with this number, [page_bytes], as a writable view of the cache."""
         return self.memory.saved_page(page)
 
     def saved_state(self, slot: int) -> U8Array:
-        """Returns the bytes of the state in a slot, in place."""
+        """Returns the bytes of the recurrent state in a slot, [state_bytes], as a writable view of the cache."""
         return self.state_memory.bytes[slot * self.state_bytes : (slot + 1) * self.state_bytes]
 
     page_room, state_room = saved_page, saved_state
 
     def restore_page(self, page: int, room: U8Array) -> None:
-        """Does nothing: the bytes were read into the page itself."""
+        """Does nothing: `room` is the page's own memory, so its bytes are already in place."""
 
     def restore_state(self, slot: int, room: U8Array) -> None:
-        """Does nothing: the bytes were read into the state's slot itself."""
+        """Does nothing: `room` is the slot's own memory, so the state's bytes are already in place."""

@@ -43,18 +43,21 @@ class TensorSource(Protocol):
 
     @property
     def identity(self) -> str:
-        """The identity of the weights: equal for two sources only if their bytes are."""
+        """A text that identifies the weights, such as a hash: equal for two sources only if their bytes are."""
 
     def fill(
         self, tensor: Tensor, target: Loaded, memory: NDArray[np.uint8], offset: int = 0
     ) -> None:
-        """Writes the tensor's bytes from `offset` on into `memory`, which `target` views in the tensor's form.
+        """Writes the tensor's bytes from byte `offset` on into `memory`, as many as it holds; `target` is the same
+        memory in the tensor's form.
 
         Of a packed tensor these are whole panels, of another one the whole tensor.
         """
 
     def place(self, tensor: Tensor, whole: Weight, shares: Shares, offset: int = 0) -> None:
-        """Writes each node's share of some matrices, from byte `offset` of the tensor on; `whole` is their shape."""
+        """Writes each NUMA node's share of consecutive matrices of a tensor to the address of the share; the matrices
+        begin at byte `offset` of the tensor, and `whole` has their number and shape.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,9 @@ Mask = NDArray[np.bool_]
 
 
 def expert_rows(model: Model) -> dict[int, int]:
-    """Returns the row of each decoder layer with experts in a mask, by the layer's number."""
+    """Returns a mapping from the number of each decoder layer with experts to its index among these layers, which is
+    its row in a mask of experts.
+    """
     layers = {t.layer for t in model.tensors if t.role is Role.EXPERTS and t.layer is not None}
     return {layer: row for row, layer in enumerate(sorted(layers))}
 
@@ -92,9 +97,10 @@ def load(
     only: Callable[[Tensor], bool] = lambda tensor: True,
     experts_on: ExpertTeams = ALL_TEAMS,
 ) -> Tensors:
-    """Reserves memory for every tensor of the model, fills it, and returns the tensors.
+    """Reserves memory for a model's tensors, fills it from a source, and returns the tensors by name.
 
     Args:
+        progress: called with the bytes loaded so far and the bytes in all.
         only: tells whether a tensor is loaded.
         skip: the experts that are neither read nor touched. Their place is kept, so that an expert's number tells where
             it lies; it takes no memory but for pages shared with others.
@@ -116,7 +122,7 @@ def load_tensors(
     experts_on: ExpertTeams = ALL_TEAMS,
     arena: GetArena | None = None,
 ) -> Tensors:
-    """Reserves memory for some tensors of a model, fills it, and returns the tensors.
+    """Reserves memory for some tensors of a model, fills it from a source, and returns the tensors by name.
 
     Args:
         kept: the runs of consecutive matrices of each that are filled; None: all.
@@ -161,7 +167,7 @@ def _kept(model: Model, skip: Mask | None) -> dict[str, tuple[range, ...]]:
 
 
 def runs_of(ids: ArrayLike) -> tuple[range, ...]:
-    """Returns the runs of consecutive ids among ascending ids, as ranges."""
+    """Returns the runs of consecutive ids among ascending ids, each as a range."""
     there = np.asarray(ids, np.int64)
     parts = np.split(there, np.flatnonzero(np.diff(there) != 1) + 1)
     return tuple(range(int(part[0]), int(part[-1]) + 1) for part in parts if part.size)
@@ -241,8 +247,9 @@ def _matrices(weight: Weight, run: range) -> Weight:
 
 
 def as_array(tensor: Tensor, memory: NDArray[np.uint8]) -> NDArray[Any]:
-    """Returns the bytes of a tensor that is not packed as an array: rows [n, k] of a table, bf16 as uint16 or f32,
-    or a vector of f32."""
+    """Returns a view of `memory`, which holds the bytes of a tensor that is not packed, as an array: rows [n, k] of a
+    table, f32 or bf16 bits as uint16, or else an f32 vector.
+    """
     if tensor.role is Role.TABLE:
         dtype = np.uint16 if memory.nbytes == BF16_BYTES * tensor.elements else np.float32
         return memory.view(dtype).reshape(tensor.n, tensor.k)
@@ -250,7 +257,8 @@ def as_array(tensor: Tensor, memory: NDArray[np.uint8]) -> NDArray[Any]:
 
 
 def require_ids(tensor: Tensor, values: NDArray[Any]) -> None:
-    """Raises BadPack if a tensor that should hold ids holds a number that is none.
+    """Raises BadPack if a tensor that should hold ids of experts holds a number that is not one; does nothing for other
+    tensors.
 
     Raises:
         BadPack: a number of a tensor of ids is not an id.
@@ -272,25 +280,29 @@ class PackSource:
 
     @property
     def identity(self) -> str:
-        """The hash of the converted model's config and weight files."""
+        """The SHA-256, hexadecimal, of the converted model's family, config and weight files."""
         return self._pack.identity
 
     @classmethod
     def planned(cls, pack: Pack, pool: Pool, plan: Plan) -> PackSource:
-        """Returns a source that drops cached pages where the plan leaves no room for them."""
+        """Returns a source that reads the tensors of a converted model; after reading, it drops the files from the page
+        cache if the plan leaves no room for them there.
+        """
         drop = drops_cached(pack.size_bytes, plan.need_bytes, plan.host.available_bytes)
         return cls(pack, pool, drop=drop)
 
     def fill(
         self, tensor: Tensor, target: Loaded, memory: NDArray[np.uint8], offset: int = 0
     ) -> None:
-        """Reads the tensor's bytes from `offset` on from its file into `memory`."""
+        """Reads the tensor's bytes from byte `offset` on from its file into `memory`, as many as it holds."""
         place = self._part(tensor, offset, memory.nbytes)
         with self._reading(place) as descriptor:
             self._pool.read_file(descriptor, place.offset, memory)
 
     def place(self, tensor: Tensor, whole: Weight, shares: Shares, offset: int = 0) -> None:
-        """Reads some matrices, from byte `offset` of the tensor on, and writes each node's share of them."""
+        """Reads consecutive matrices of a tensor, from byte `offset` of the tensor on, and writes each NUMA node's
+        share of them to the address of the share; `whole` has their number and shape.
+        """
         place = self._part(tensor, offset, whole.size_bytes)
         axis = Axis.ROWS if tensor.cut is Cut.ROWS else Axis.COLUMNS
         ranges = [(each.of, target) for each, target in shares]
@@ -336,7 +348,9 @@ class RandomSource:
     def fill(
         self, tensor: Tensor, target: Loaded, memory: NDArray[np.uint8], offset: int = 0
     ) -> None:
-        """Fills the memory of a tensor: random matrices and tables, cyclic ids of experts, neutral vectors."""
+        """Fills the memory of a tensor: matrices and tables with random numbers, tables of expert ids with the ids in
+        turn, other vectors with neutral values (gains 1, biases 0).
+        """
         self._seed += 1
         if isinstance(target, tuple):
             self._pool.fill_random(target[0], self._seed)
@@ -351,7 +365,7 @@ class RandomSource:
             target[:] = tensor.neutral
 
     def place(self, tensor: Tensor, whole: Weight, shares: Shares, offset: int = 0) -> None:
-        """Fills each node's share with random weights."""
+        """Fills each NUMA node's share of a tensor with random weights."""
         for _, target in shares:
             self._seed += 1
             if target.size_bytes:

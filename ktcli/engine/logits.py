@@ -35,7 +35,9 @@ class Logits(NamedTuple):
 
     @classmethod
     def of(cls, values: F32Array, temperature: float = 0.0) -> Logits:
-        """Returns the logits with a summary computed here."""
+        """Returns a row of logits [V] together with its summary, computed here: the best id, and for each block of 64
+        logits the greatest one and, unless `temperature` is 0, the sum of exponentials.
+        """
         rows = np.full((-(-len(values) // BLOCK_COLUMNS), BLOCK_COLUMNS), -np.inf, np.float32)
         rows.reshape(-1)[: len(values)] = values
         peaks: F32Array = rows.max(axis=1)
@@ -48,6 +50,6 @@ class Logits(NamedTuple):
         return cls(values, best, peaks, sums, temperature)
 
     def copied(self) -> Logits:
-        """Returns the same logits in memory of their own."""
+        """Returns the same logits with arrays of their own, which later steps do not overwrite."""
         arrays = {name: getattr(self, name).copy() for name in ("values", "peaks", "sums")}
         return self._replace(**arrays)

@@ -38,7 +38,8 @@ class OwnPages:
     # -- steps -----------------------------------------------------------------------------------------
 
     def reserve(self, length: int, end: int) -> None:
-        """Takes pages up to position `end`, and makes those that `length` lies in, if they are begun, its own.
+        """Allocates KV-cache pages for the sequence up to position `end`; a partly filled page at position `length`
+        that others may read is replaced by a copy.
 
         Raises:
             PoolFull: others hold the pages; nothing was taken.
@@ -53,15 +54,19 @@ class OwnPages:
             raise
 
     def seal(self, length: int) -> None:
-        """Seals the pages that are full now. Where another page has the same key both stay: what this sequence
-        computed is what it goes on with."""
+        """Gives each page that is full at `length` positions, and has none yet, its content address, by which other
+        sequences find it. Where another page has the same address both stay: what this sequence computed is what it
+        goes on with.
+        """
         for at in range(len(self.keys), length // PAGE_TOKENS):
             label = self.label(PageKind.PAGE, at * PAGE_TOKENS, (at + 1) * PAGE_TOKENS)
             self.keys.append(label.key)
             self._seal(at, label)
 
     def seal_open(self, length: int) -> None:
-        """Seals the last page, if it is not full: whoever goes on from there copies it."""
+        """Gives the last page of the sequence's `length` positions a content address, if it is not full, so that others
+        can copy it and go on from there.
+        """
         if rest := length % PAGE_TOKENS:
             label = self.label(PageKind.PAGE, length - rest, length)
             self._seal(length // PAGE_TOKENS, label)
@@ -82,45 +87,57 @@ class OwnPages:
                 self._pools.tier.sealed(page, replace(label, kind=kind))
 
     def pass_by(self, length: int) -> None:
-        """Releases the pages that a window at `length` does not reach any more."""
+        """Releases the pages of the sliding-window layers that a token at position `length` does not see any more."""
         if self.windows is not None:
             self.windows.pass_by(length)
 
     def favour(self, position: int) -> None:
-        """Makes the pages of the window before a position be evicted after others: reuse is likely to begin there."""
+        """Makes the pages that sliding-window layers read at `position` be evicted after others, since reuse is likely
+        to begin there.
+        """
         if self.windows is not None:
             self.windows.favour(self.keys[self.windows.needed(position) :])
 
     # -- keys ------------------------------------------------------------------------------------------
 
     def label(self, kind: PageKind, first: int, end: int) -> PageLabel:
-        """Returns the label of what ends with the ids of positions first … end - 1, the full pages before them."""
+        """Returns the label (content address, ids and how each was computed) of the page or state that ends with the
+        ids of positions first … end - 1; only full pages come before them.
+        """
         return self.content.label(kind, self.key_before(first), first, end)
 
     def labels(self) -> list[PageLabel]:
-        """Returns the labels of the full pages."""
+        """Returns the labels (content address, ids, how each was computed) of the sequence's full pages, in order."""
         starts = range(0, len(self.keys) * PAGE_TOKENS, PAGE_TOKENS)
         return [self.label(PageKind.PAGE, first, first + PAGE_TOKENS) for first in starts]
 
     def key_before(self, position: int) -> bytes:
-        """Returns the key of the full pages before a position."""
+        """Returns the content address of the last full page before a position, a hash of all ids up to its end; before
+        the first full page, the key of the empty prefix.
+        """
         full = position // PAGE_TOKENS
         return self.keys[full - 1] if full else self.content.root
 
     # -- going elsewhere -------------------------------------------------------------------------------
 
     def reachable(self, position: int) -> int:
-        """Returns the last position up to `position` whose pages of the window are held or can be found."""
+        """Returns the last position, up to `position`, at which the sequence could continue: the pages that its
+        sliding-window layers read there are held or can be found in the pool.
+        """
         return position if self.windows is None else self.windows.reachable(position, self.keys)
 
     def cut(self, length: int) -> None:
-        """Keeps the first `length` positions; the last pages go first, so that they are evicted first."""
+        """Releases all pages behind the sequence's first `length` positions, the last ones first, so that they are
+        evicted first.
+        """
         for table in self._tables:
             table.cut(length, self.keys)
         del self.keys[length // PAGE_TOKENS :]
 
     def share(self, other: OwnPages, length: int) -> None:
-        """Adds references to the pages of another sequence's first `length` positions; this one must have none."""
+        """Takes over the pages of another sequence's first `length` positions, with a reference to each; this one must
+        have none.
+        """
         self.keys = list(other.keys)
         self.content = replace(self.content, root=other.content.root)
         for table, others in zip(self._tables, other._tables, strict=True):
@@ -128,8 +145,9 @@ class OwnPages:
             table.cut(length, self.keys)  # without what a step that failed has taken
 
     def become(self, known: KnownPrefix) -> None:
-        """Becomes the pages of a prefix that the pools know, for which references were taken already, see
-        `Pools.hold`; there must be none."""
+        """Sets the pages of a cached prefix as this sequence's, which must have none; references to them were taken
+        already, see `Pools.hold`.
+        """
         self.table.become(0, known.pages)
         if self.windows is not None:
             first = pages_for(known.length) - len(known.windows)

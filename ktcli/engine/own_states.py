@@ -31,16 +31,18 @@ class OwnStates:
         self._spares: list[SpareState] = []
 
     def reserve(self) -> None:
-        """Allocates a slot for the state at the next step's end.
+        """Allocates the slot to which the next step writes the sequence's recurrent state, unless there is one.
 
         Raises:
-            PoolFull: others hold them.
+            PoolFull: all slots are held.
         """
         if self.next_slot < 0:
             self.next_slot = self.pool.take()
 
     def go_on(self, length: int) -> None:
-        """Makes the state at the step's end current; the state before it, of `length` positions, becomes spare."""
+        """Makes the state that the step has written the sequence's current one; the state before it, of `length`
+        positions, becomes spare: it can be restored until its slot is reused.
+        """
         ticket = self.pool.spare(self.slot) if self.slot >= 0 else None
         if ticket is not None:
             self._spares.append(SpareState(length, self.slot, ticket))
@@ -48,8 +50,9 @@ class OwnStates:
         self.slot, self.next_slot = self.next_slot, -1
 
     def latest_spare(self, position: int) -> SpareState | None:
-        """Returns the spare state of the most positions, up to `position`, that is still there; None: there is
-        none."""
+        """Returns the sequence's spare state with the most positions, up to `position`, whose slot was not reused yet;
+        None: there is none.
+        """
         there = [
             each
             for each in self._spares
@@ -58,8 +61,9 @@ class OwnStates:
         return max(there, default=None)
 
     def go_back(self, length: int, spare: SpareState | None, kept: int) -> None:
-        """Makes the state of `length` positions current again: a spare state, or else a snapshot's slot, or else
-        (-1) the beginning."""
+        """Makes the state of `length` positions the sequence's current one again: the spare state, or if it is None the
+        snapshot in slot `kept`, or if that is -1 the beginning, without a state. Later spare states are dropped.
+        """
         if spare is not None:
             found = self.pool.back(spare.slot, spare.ticket)
             assert found
@@ -71,13 +75,15 @@ class OwnStates:
         self._drop_after(length)
 
     def share(self, other: OwnStates) -> None:
-        """Makes another sequence's current state current here, too; to be called before any state is held."""
+        """Makes another sequence's current state this sequence's, too, with a reference to its slot; to be called
+        before any state is held.
+        """
         if other.slot >= 0:
             self.pool.hold(other.slot)
             self.slot = other.slot
 
     def close(self) -> None:
-        """Releases all slots."""
+        """Releases all slots that the sequence holds, spare ones included."""
         self._leave()
         self._drop_after(-1)
         if self.next_slot >= 0:  # of a step that failed

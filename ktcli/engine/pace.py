@@ -57,7 +57,7 @@ class Pace:
         self._factor = 0.0  # of the model's seconds that steps take which read prompts
 
     def record(self, answers: int, piece: PromptPiece, seconds: float) -> None:
-        """Records a step: the rows of answers, the piece of a prompt that it read, and the seconds it took."""
+        """Records that a step that computed `answers` rows of answers and read `piece` of prompts took `seconds`."""
         if piece.tokens >= PIECE_STEP:
             modelled_s = self._modelled.seconds(answers, np.array([piece.tokens]), piece.start)
             self._factor = _newer(self._factor, seconds / float(modelled_s[0]))
@@ -65,15 +65,18 @@ class Pace:
             self._decode[answers] = _newer(self._decode.get(answers, 0.0), seconds)
 
     def decode_s(self, answers: int) -> float | None:
-        """Returns the expected seconds of a step of `answers` answers alone; None: no such step was measured."""
+        """Returns the expected seconds of a step of `answers` rows of answers alone; None: no step of answers alone was
+        measured.
+        """
         if not self._decode:
             return None
         known = sorted(self._decode)
         return float(np.interp(answers, known, [self._decode[rows] for rows in known]))
 
     def mixed_s(self, answers: int, piece: PromptPiece) -> float | None:
-        """Returns the expected seconds of a step that also reads a piece of a prompt; None: no such step was
-        measured."""
+        """Returns the expected seconds of a step of `answers` rows of answers that also reads a piece of a prompt;
+        None: no step that reads a prompt was measured.
+        """
         if not self._factor:
             return None
         return float(self._mixed_s(answers, [piece.tokens], piece.start)[0])
@@ -84,13 +87,14 @@ class Pace:
         return self._factor * self._modelled.seconds(answers, tokens, start)
 
     def piece(self, answers: int, chunk: int, start: int, end: int) -> int:
-        """Returns the most tokens of a prompt's chunk that a step should read beside so many answers, 1..chunk.
+        """Returns the most tokens of a prompt's chunk that a step should read beside `answers` rows of answers,
+        1..chunk.
 
         Pieces get smaller where the positions before them become many, so that answers wait about equally for each.
 
         Args:
             chunk: the tokens of a whole chunk.
-            start: the position where the prompt is read on.
+            start: the position from which the prompt is to be read.
             end: the tokens of the prompt.
         """
         if not answers:
@@ -109,13 +113,15 @@ class Pace:
         return max(int(fit.sum()) * PIECE_STEP, sizes[0])
 
     def shared(self, answers: int, prompts: int, chunk: int) -> int:
-        """Returns the most tokens that a step should read if they are of several prompts, up to a whole chunk.
+        """Returns the most prompt tokens, up to `chunk`, that a step should read beside `answers` rows of answers if
+        they belong to several prompts.
 
         Prompts that are read together end together, and so may their answers, and the next prompts: without a bound,
         short ones would gather in long steps. Where a longest wait is asked for, that is the bound.
 
         Args:
             prompts: how many are being read. The steps that a wait is compared with are those of all their answers.
+            chunk: the tokens of a whole chunk.
         """
         decode_s = self.decode_s(answers + prompts)
         if not answers or decode_s is None or not self._factor or self._longest_s is not None:
@@ -128,7 +134,8 @@ class Pace:
         return piece.tokens / chunk * float(self._mixed_s(0, [chunk], piece.start)[0])
 
     def pure_steps(self, answers: int, piece: PromptPiece, chunk: int) -> float:
-        """Returns the number of steps of answers alone that should follow one that read a piece of a prompt.
+        """Returns the number of steps of `answers` rows of answers alone, perhaps a fraction, that should follow a step
+        that also read a piece of a prompt.
 
         Args:
             chunk: the tokens of a whole chunk.

@@ -34,14 +34,14 @@ class PageIndex:
         self._places: dict[int, tuple[bytes, int]] = {}
 
     def add(self, page: int, label: PageLabel) -> None:
-        """Adds a page that has just been sealed."""
+        """Adds a page that has just been sealed to the index, under the prefix and the ids of its label."""
         content = _content(label.ids, label.depths)
         place = label.previous, int(content[0])
         self._pages.setdefault(place, OrderedDict())[page] = content
         self._places[page] = place
 
     def remove(self, page: int) -> None:
-        """Removes a page, if it is there."""
+        """Removes a page from the index, if it is there."""
         place = self._places.pop(page, None)
         if place is not None:
             del self._pages[place][page]
@@ -49,13 +49,13 @@ class PageIndex:
                 del self._pages[place]
 
     def clear(self) -> None:
-        """Removes all pages."""
+        """Removes all pages from the index."""
         self._pages.clear()
         self._places.clear()
 
     def longest(self, previous: bytes, ids: Ids, depths: Depths) -> CommonBeginning | None:
-        """Returns the page behind the prefix with the key `previous` that has the most leading ids in common, the one
-        sealed last of several; None: none has the first.
+        """Returns the page, with the number of ids in common, that follows the prefix with the key `previous` and has
+        the most leading ids in common with `ids`, the one sealed last of several; None: no page has even the first id.
 
         Args:
             ids: [n], at least 1.

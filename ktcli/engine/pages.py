@@ -34,10 +34,10 @@ class PageObserver(Protocol):
     """
 
     def came(self, label: PageLabel) -> None:
-        """Called when a page got its content address."""
+        """Called with the label of a page that has just got its content address, and can be found by it."""
 
     def went(self, key: bytes) -> None:
-        """Called when a page lost its content address."""
+        """Called with the content address of a page that cannot be found by it any more."""
 
 
 @dataclass(slots=True)
@@ -86,27 +86,29 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """The number of pages that are neither held nor sealed."""
+        """The number of pages that are neither held by a sequence nor sealed: their contents are of no use."""
         return len(self._free)
 
     @property
     def idle(self) -> int:
-        """The number of pages that nobody holds, but that can be found."""
+        """The number of sealed pages that no sequence holds, but that can still be found by their content."""
         return len(self._idle) + len(self._favoured)
 
     @property
     def held(self) -> int:
-        """The number of pages that somebody holds."""
+        """The number of pages that one or more sequences hold."""
         return self.count - self.available
 
     @property
     def available(self) -> int:
-        """The number of pages that `take` can return: free and idle ones."""
+        """The number of pages that `take` can allocate: free ones, and idle ones, which are sealed but held by no
+        sequence.
+        """
         return self.free + self.idle
 
     def take(self, n: int) -> list[int]:
-        """Allocates `n` pages with one reference each; returns them: free ones, then idle ones, the least recently used
-        first.
+        """Allocates `n` pages with one reference each; returns their numbers: free pages first, then idle ones, the
+        least recently used first.
 
         Raises:
             PoolFull: fewer are available; none was taken.
@@ -123,14 +125,16 @@ class PagePool:
         return taken
 
     def hold(self, page: int) -> None:
-        """Adds a reference to a page that is held or idle."""
+        """Adds a reference to a page that is held or idle, so that it is not evicted."""
         if not self._holders[page]:
             del self._line(page)[page]  # KeyError: it is free, and holds nothing
         self._holders[page] += 1
         self.counts.most_held = max(self.counts.most_held, self.held)
 
     def release(self, page: int) -> None:
-        """Drops a reference to a page; without references a sealed page is idle, any other free."""
+        """Drops a reference to a page; without references a sealed page is idle, and can still be found, and any other
+        page is free.
+        """
         assert self._holders[page] > 0, f"page {page} has no holder"
         self._holders[page] -= 1
         if self._holders[page]:
@@ -141,12 +145,12 @@ class PagePool:
             self._free.append(page)
 
     def holders(self, page: int) -> int:
-        """Returns the number of holders of a page."""
+        """Returns the number of references to a page."""
         return self._holders[page]
 
     def seal(self, page: int, key: bytes, label: PageLabel | None = None) -> bool:
-        """Gives a held page, which is not written any more, its content address; returns False, and leaves the page
-        without one, if another page has it.
+        """Gives a held page, which is not written any more, its content address `key`; returns whether it did: if
+        another page has that address, this one gets none.
 
         Args:
             label: what the page holds, by which `beginning` finds it; None: nobody will look for it there.
@@ -170,12 +174,12 @@ class PagePool:
         del self._pages[self._keys.pop(page)]
 
     def sealed(self, page: int) -> bool:
-        """Returns whether a page has a content address."""
+        """Returns whether a page has a content address, by which `find` finds it."""
         return page in self._keys
 
     def find(self, key: bytes) -> int | None:
-        """Returns the page with this content address, held or idle; an idle one stays so until the next `take`. None:
-        there is none.
+        """Returns the number of the page with the content address `key`, held or idle, and counts the search; an idle
+        one stays findable until the next `take`. None: there is none.
         """
         page = self._pages.get(key)
         if page is None:
@@ -187,15 +191,15 @@ class PagePool:
         return page
 
     def beginning(self, previous: bytes, ids: Ids, depths: Depths) -> tuple[bytes, int] | None:
-        """Returns the key of the page behind the prefix `previous` that has the most leading ids in common with these,
-        and their number, see `PageIndex.longest`; None: there is none.
+        """Returns a pair: the key of the page behind the prefix `previous` that has the most leading ids in common with
+        `ids`, and the number of these ids, see `PageIndex.longest`; None: there is none.
         """
         found = self._index.longest(previous, ids, depths) if ids.size else None
         return None if found is None else (self._keys[found.page], found.tokens)
 
     def favour(self, key: bytes) -> None:
-        """Makes the page with this content address, if there is one, be evicted after all that are not favoured: reuse
-        is likely to begin there.
+        """Makes the page with the content address `key`, if there is one, be evicted after all that are not favoured,
+        since reuse is likely to begin there.
         """
         page = self._pages.get(key)
         if page is None or page in self._favours:
@@ -206,13 +210,13 @@ class PagePool:
         self._favours.add(page)
 
     def page_of(self, key: bytes) -> int | None:
-        """Returns the page with this content address, as `find`, but without changing counts or the order of eviction;
-        None: there is none.
+        """Returns the number of the page with the content address `key`, as `find`, but without changing counts or the
+        order of eviction; None: there is none.
         """
         return self._pages.get(key)
 
     def forget(self) -> None:
-        """Frees every idle page, and removes every content address."""
+        """Frees every idle page, and removes the content addresses of all pages, so that none can be found."""
         for page, key in self._keys.items():
             self._goes(page, key)
         self._free.extend((*self._idle, *self._favoured))

@@ -23,7 +23,7 @@ _NONE = -1  # in a table: no page is held there
 
 
 def pages_for(positions: int) -> int:
-    """Returns the number of pages that hold `positions` positions."""
+    """Returns the number of KV-cache pages, of 64 positions each, that hold `positions` positions."""
     return -(-positions // PAGE_TOKENS)
 
 
@@ -32,16 +32,22 @@ class PagedMemory(Protocol):
 
     @property
     def page_bytes(self) -> int:
-        """The bytes of a page as it is stored."""
+        """The bytes of a KV-cache page of this kind as it is stored."""
 
     def saved_page(self, page: int) -> U8Array:
-        """Returns the stored bytes of a page; for a sealed page any thread may ask."""
+        """Returns the bytes of the KV-cache page with this number as they are stored; any thread may ask for a sealed
+        page, which is not written any more.
+        """
 
     def page_room(self, page: int) -> U8Array:
-        """Returns a buffer for the bytes of a page that is read; `restore_page` then copies them into the page."""
+        """Returns a buffer into which a stored KV-cache page is read; `restore_page` then copies it into the page with
+        this number.
+        """
 
     def restore_page(self, page: int, room: U8Array) -> None:
-        """Copies the bytes that were read into `room`, as `page_room` returned it, into a page."""
+        """Copies the bytes that were read into `room`, as `page_room` returned it, into the KV-cache page with this
+        number.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +67,15 @@ class WindowPages:
     memory: PagedMemory | None = None
 
     def first(self, position: int) -> int:
-        """Returns the index of the first page that a token at `position` sees."""
+        """Returns the index, in the sequence, of the first page that a token at `position` sees through the sliding
+        window.
+        """
         return max(0, position + 1 - self.window) // PAGE_TOKENS
 
     def most(self, end: int) -> int:
-        """Returns the most pages that a sequence of up to `end` positions holds at once, beside those of a prompt's
-        chunk."""
+        """Returns the most pages of the sliding-window layers that a sequence of up to `end` positions holds at once,
+        beside those of a prompt's chunk.
+        """
         return min(pages_for(end), window_pages(self.window))
 
 
@@ -94,18 +103,20 @@ class PageTable:
 
     @property
     def held(self) -> tuple[int, ...]:
-        """The numbers in the pool of the pages that are held."""
+        """The pool's numbers of the pages that the sequence holds, in the order of their positions."""
         return tuple(self.numbers[self.first : self.end].tolist())
 
     def needed(self, position: int) -> int:
-        """Returns the index of the first page that a token at `position` reads."""
+        """Returns the index, in the sequence, of the first page that a token at `position` reads: 0, unless only the
+        pages of a sliding window are kept.
+        """
         return 0 if self._windows is None else self._windows.first(position)
 
     # -- steps -----------------------------------------------------------------------------------------
 
     def reserve(self, length: int, end: int) -> None:
-        """Allocates pages up to position `end`; replaces the page of position `length`, if it is begun and shared, by a
-        copy.
+        """Allocates pages of the sequence up to position `end`; a partly filled page at position `length` that is
+        sealed or held by others, too, is replaced by a copy.
 
         Raises:
             PoolFull: others hold the pages; nothing was taken.
@@ -133,7 +144,9 @@ class PageTable:
         self.end += more
 
     def pass_by(self, length: int) -> None:
-        """Releases the pages that a token at `length`, or a few positions before, does not reach any more."""
+        """Releases the pages that a token at position `length`, or a few positions before, does not reach any more;
+        without a sliding window there are none.
+        """
         first = min(self.needed(length - MOST_DRAFTED), self.end)
         for page in self.numbers[self.first : first].tolist():
             self._pool.release(page)
@@ -141,17 +154,18 @@ class PageTable:
         self.first = max(self.first, first)
 
     def favour(self, keys: Numbers[bytes]) -> None:
-        """Makes the pages with these keys be evicted after others: reuse is likely to begin there."""
+        """Makes the pages with these content addresses be evicted after others: reuse is likely to begin there."""
         for key in keys:
             self._pool.favour(key)
 
     # -- going elsewhere -------------------------------------------------------------------------------
 
     def reachable(self, position: int, keys: Numbers[bytes]) -> int:
-        """Returns the last position up to `position` whose pages are held or can be found.
+        """Returns the last position, up to `position`, at which the sequence could continue: each page that a token
+        there reads is held, or can be found in the pool.
 
         Args:
-            keys: of the full pages of the sequence.
+            keys: the content addresses of the full pages of the sequence.
         """
         while position:
             missing = next(
@@ -169,8 +183,9 @@ class PageTable:
         return 0
 
     def cut(self, length: int, keys: Numbers[bytes]) -> None:
-        """Releases all pages but those of `length` positions, which is `reachable`, the last ones so that they are
-        evicted first.
+        """Releases all pages behind the sequence's first `length` positions, the last ones first, so that they are
+        evicted first; pages that a window reads at `length`, and were released before, are held again. `length` must be
+        `reachable`.
         """
         first, end = self.needed(length), pages_for(length)
         back = range(first, min(self.first, end))
@@ -186,14 +201,14 @@ class PageTable:
         self.first = min(self.first, self.end)
 
     def share(self, other: PageTable) -> None:
-        """Adds references to all pages of another table; this one must be empty."""
+        """Takes over all pages of another table, with a reference to each; this one must be empty."""
         for page in other.held:
             self._pool.hold(page)
         self.numbers[other.first : other.end] = other.numbers[other.first : other.end]
         self.first, self.end = other.first, other.end
 
     def become(self, first: int, pages: Numbers[int]) -> None:
-        """Sets these pages, for which references were taken already, as those from page `first` of the sequence on; the
+        """Sets these pages, for which references were taken already, as the sequence's pages from index `first` on; the
         table must be empty.
         """
         self.first, self.end = first, first + len(pages)

@@ -27,8 +27,8 @@ class PooledRows:
     since: int = 0
 
     def needs_all(self, position: int) -> bool:
-        """Returns whether each row of a piece of the prompt that begins at `position` is needed; else only the prompt's
-        last one is, for `PoolingMode.LAST`.
+        """Returns whether pooling needs the hidden row of each token of a piece of the prompt that begins at
+        `position`; else at most that of the prompt's last token, for `PoolingMode.LAST`.
         """
         return self.mode is PoolingMode.MEAN or (
             self.mode is PoolingMode.FIRST and position <= self.since
@@ -52,7 +52,9 @@ class Pooled:
         self._next = self.rows.since
 
     def take(self, position: int, rows: Sequence[Logits]) -> None:
-        """Adds the hidden rows of the positions from `position` on."""
+        """Adds the hidden rows of the prompt's tokens from `position` on, one for each token; rows that were added
+        before are skipped.
+        """
         for row in rows[max(0, self._next - position) :]:
             self._take(row.values)
         self._next = max(self._next, position + len(rows))
@@ -66,5 +68,5 @@ class Pooled:
 
     @property
     def vector(self) -> F64Array | None:
-        """The pooled row [hidden]; None: no row was added."""
+        """The vector that was pooled from the rows so far, f64 [hidden]; None: no row was added."""
         return None if self._sum is None else self._sum / self._count

@@ -70,8 +70,8 @@ class Pools:
 
     @contextmanager
     def adapter_aside(self) -> Iterator[AttachedAdapter | None]:
-        """Opens a context in which new sequences have no adapter unless they name one; yields the default adapter of
-        all others.
+        """Opens a context in which new sequences have no adapter unless they name one; yields the default adapter that
+        is set aside, None if there is none.
         """
         kept, self.adapter = self.adapter, None
         try:
@@ -80,18 +80,22 @@ class Pools:
             self.adapter = kept
 
     def later(self, close: Callable[[], None]) -> None:
-        """Records how a sequence is closed that has been garbage-collected, which happens anywhere, in any thread: the
-        engine's thread closes it, before or after an operation.
+        """Queues `close`, which closes a sequence that has been garbage-collected, in whatever thread: the engine's
+        thread calls it, before or after an operation on pages.
         """
         self.waiting.append(close)
 
     def begin(self) -> None:
-        """Begins an operation on pages and states: until its `end` no sequence is closed that was collected."""
+        """Begins an operation on pages and states: garbage-collected sequences are closed now, and then none until the
+        matching `end`.
+        """
         self.depth += 1
         self._settle()
 
     def end(self) -> None:
-        """Ends an operation on pages and states."""
+        """Ends an operation on pages and states that `begin` began; garbage-collected sequences are closed first if it
+        is the outermost one.
+        """
         self._settle()
         self.depth -= 1
 
@@ -101,19 +105,25 @@ class Pools:
                 self.waiting.popleft()()
 
     def how(self, depth: int) -> int:
-        """Returns the byte that encodes how an id is computed that is not expanded, with this depth of deferral."""
+        """Returns the byte that encodes how an id is computed with this depth of deferral: the depth, plus 0x80
+        (absorbed form, not expanded) in models with latent attention.
+        """
         return depth | ABSORBED if self.latent else depth
 
     @property
     def available(self) -> tuple[int, int]:
-        """The number of pages that can be taken, and of window pages."""
+        """The pair of the numbers of KV-cache pages that can be allocated: ordinary ones, and those of sliding-window
+        layers, 0 if these have none of their own.
+        """
         self.begin()
         self.end()
         windows = self.windows
         return self.pages.available, 0 if windows is None else windows.pool.available
 
     def forget(self) -> None:
-        """Frees all pages and snapshots that no sequence holds: nothing can be found by its ids any more."""
+        """Frees all pages and snapshots of states that no sequence holds, and makes those that are held unfindable: no
+        prefix is cached any more.
+        """
         self.begin()
         try:
             self.pages.forget()
@@ -125,7 +135,7 @@ class Pools:
             self.end()
 
     def hold(self, known: KnownPrefix) -> None:
-        """Adds references to the pages and the state of a prefix."""
+        """Adds a reference to each page and to the state of a cached prefix."""
         for page in known.pages:
             self.pages.hold(page)
         for page in known.windows:
@@ -135,7 +145,9 @@ class Pools:
             self.states.hold(known.slot)
 
     def find(self, content: Content) -> KnownPrefix:
-        """Returns the longest cached prefix of a content's ids, but not all of them."""
+        """Returns the longest cached prefix of a sequence's ids, but not all of them, with the numbers of its pages and
+        the slot of its state; its length is 0 if nothing is cached.
+        """
         keys: list[bytes] = []
         found: list[int] = []
         limit, key = content.ids.size - 1, content.root

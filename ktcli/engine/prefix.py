@@ -26,16 +26,16 @@ Depths = NDArray[np.uint8]  # how each id was computed, see `forms`
 
 
 def seed(facts: Mapping[str, object]) -> bytes:
-    """Returns the key of the empty prefix, a hash of all facts that change the bytes of pages; their values are
-    numbers, texts, and lists and mappings of these.
+    """Returns the key of the empty prefix, 32 bytes: the SHA-256 of all facts that change the bytes of KV-cache pages.
+    Their values are numbers, texts, and lists and mappings of these.
     """
     text = json.dumps({"kt_pages": VERSION, **facts}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).digest()
 
 
 def facts_of(model: Model, recipe: Recipe, weights: str) -> dict[str, object]:
-    """Returns the facts that change the bytes of pages on every engine: the weights, their formats, and the model's
-    forward.
+    """Returns the facts that change the bytes of KV-cache pages on every engine, a JSON-like mapping for `seed`: the
+    weights, their formats, and the model's forward.
 
     Args:
         model: at the context that is asked for: rotations can depend on it.
@@ -63,7 +63,8 @@ def _rounding(recipe: Recipe) -> dict[str, object]:
 
 
 def chain(previous: bytes, ids: Ids, depths: Depths | None = None) -> bytes:
-    """Returns the key of the prefix that extends the one with the key `previous` by these ids.
+    """Returns the key, 32 bytes, of the prefix that extends the one with the key `previous` by these ids: a SHA-256 of
+    both.
 
     Args:
         ids: those of a page, [64], or of a part of one, [n].
@@ -77,8 +78,8 @@ def chain(previous: bytes, ids: Ids, depths: Depths | None = None) -> bytes:
 
 
 def salted(seed: bytes, salt: str, adapter: str = "") -> bytes:
-    """Returns the key of the empty prefix for requests with this salt and this adapter, which share pages with each
-    other only. Without either it is the seed.
+    """Returns the key of the empty prefix, from which the keys of all pages follow, for requests with this salt and
+    this adapter, which share pages with each other only. Without either it is `seed`.
 
     Args:
         adapter: the digest of the adapter's files.
@@ -104,13 +105,16 @@ class Content:
     root: bytes
 
     def link(self, previous: bytes, first: int, end: int) -> bytes:
-        """Returns the key of the prefix that ends at `end`; `previous` is that of the prefix that ends at `first`."""
+        """Returns the key of the prefix that ends before position `end`; `previous` is the key of the prefix that ends
+        before position `first`.
+        """
         if first == end:
             return previous
         return chain(previous, self.ids[first:end], self.depths[first:end])
 
     def label(self, kind: PageKind, previous: bytes, first: int, end: int) -> PageLabel:
-        """Returns the label of what ends with the ids of positions first … end - 1; `previous` is the key of the prefix
-        before them."""
+        """Returns the label (key, ids and how each was computed) of the page or state that ends with the ids of
+        positions first … end - 1; `previous` is the key of the prefix before them.
+        """
         ids, depths = self.ids[first:end].copy(), self.depths[first:end].copy()
         return PageLabel(kind, self.link(previous, first, end), previous, end, ids, depths)

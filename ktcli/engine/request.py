@@ -53,12 +53,14 @@ class Stats:
 
     @property
     def reused_by_tier(self) -> dict[str, int]:
-        """The tokens of the prompt that were in the cache, by the tier that had them: "memory", or a store's name."""
+        """The number of prompt tokens that were already cached, by the name of the tier that had them: "memory", or a
+        store such as "disk".
+        """
         return {"memory": self.reused_tokens - sum(self.restored.values()), **self.restored}
 
     def note_reused(self, tokens: int, restored: Mapping[str, int]) -> None:
-        """Records how much of the prompt was cached, and how much of that came from stores now or when it was looked up
-        before.
+        """Records that `tokens` of the prompt's tokens were cached, and how many of them came from each store: those of
+        `restored`, and those recorded when the prompt was looked up before.
         """
         came, left = {**self.restored}, tokens
         for name, n in restored.items():
@@ -70,12 +72,14 @@ class Stats:
 
     @property
     def tokens_per_step(self) -> float:
-        """The average number of tokens per step; 0: there was no step. The first token is the prompt's."""
+        """The average number of answer tokens that a step gave, the answer's first token aside, which the prompt's step
+        gives; 0: there was no other step.
+        """
         return (self.steps + self.accepted) / self.steps if self.steps else 0.0
 
     def going_on(self, then: Stats) -> Stats:
-        """Returns the sum of this answer's statistics and those of the request that continued it; tokens that the
-        continuation read beyond this answer count as input.
+        """Returns the statistics of this answer and of the request that continued it, added up into those of one
+        answer; tokens that were put in between the two count as tokens of the answer.
         """
         put_in = max(0, then.prompt_tokens - self.prompt_tokens - self.tokens)
         return replace(
@@ -90,7 +94,7 @@ class Stats:
 
     @property
     def prefilled_tokens(self) -> int:
-        """The number of prompt tokens that were computed."""
+        """The number of prompt tokens that were computed, because they were not cached."""
         return self.prompt_tokens - self.reused_tokens
 
 
@@ -150,7 +154,9 @@ class GenerationRequest:
 
     @property
     def needs_rows(self) -> bool:
-        """Whether something is requested of tokens before the prompt's last, so that all of them are computed."""
+        """Whether the request asks for log-probabilities or hidden rows of prompt tokens before the last, so that all
+        prompt tokens are computed.
+        """
         pools = self.pooled is not None and self.pooled.mode is not PoolingMode.LAST
         return pools or self.prompt_logprobs is not None
 
@@ -198,7 +204,7 @@ class Answer:
         self.pooled = None if self.request.pooled is None else Pooled(self.request.pooled)
 
     def cancel(self) -> None:
-        """Ends the answer at the next step; does nothing if it has ended."""
+        """Asks the scheduler to end the answer at its next step; has no effect if the answer has ended."""
         self.cancelled = True
 
 

@@ -44,21 +44,27 @@ class ReadingWorth:
         self._allowed_s = 0.0  # for measuring stores, of the prompt that begins now
 
     def measure(self, n_tokens: int, seconds: float) -> None:
-        """Takes the speed of a step of a sequence into account."""
+        """Updates the measured speed of computing prompts (`prompt_tok_s`) with a step that computed `n_tokens` tokens
+        of a sequence in `seconds`; small steps are ignored.
+        """
         if n_tokens >= _LEAST_TIMED and seconds > 0:
             fresh = n_tokens / seconds
             known = self.prompt_tok_s
             self.prompt_tok_s = fresh if known is None else (known + fresh) / 2
 
     def begin(self, n_tokens: int) -> None:
-        """Begins with a prompt of which so many tokens are left to compute."""
+        """Sets the time that may be spent on measuring stores for a new prompt, of which `n_tokens` tokens are left to
+        compute.
+        """
         self._allowed_s = _TRIED * n_tokens / self.prompt_tok_s if self.prompt_tok_s else 0.0
 
     def pays(self, n_tokens: int, labels: Numbers[PageLabel], store: Store | None = None) -> bool:
-        """Returns whether reading is faster than computing so many tokens, as far as both were measured, or so little
-        that it shows how fast a store is now.
+        """Returns whether reading these pages and states from stores is expected to be faster than computing `n_tokens`
+        tokens, or takes so little time that it is worth it to measure a store's speed; True while the speed of
+        computing is unknown.
 
         Args:
+            labels: what would be read.
             store: the one that would give all of them; None: each is read where it is nearest.
         """
         if self.prompt_tok_s is None:
@@ -94,9 +100,12 @@ class Restorer:
         self.restored = dict.fromkeys((store.name for store in stores.all), 0)
 
     def bring(self, content: Content, have: int) -> None:
-        """Reads the longest stored prefix of a content's ids, but not all of it, into free pages, and seals them.
+        """Reads the pages and states of the longest stored prefix of a sequence's ids, but not of all of them, from
+        stores into free memory, as far as that is faster than computing, and seals them, so that they are found as
+        cached.
 
         Args:
+            content: the ids, and how each is to be computed.
             have: the positions that memory already has.
         """
         labels = _labels(content)

@@ -41,16 +41,16 @@ class History:
 
     @property
     def seen(self) -> NDArray[np.int32]:
-        """The different ids, [n]."""
+        """The distinct ids of the prompt and the answer so far, [n]; empty if no sampling setting counts ids."""
         return self._seen[: len(self._place)]
 
     @property
     def answered(self) -> NDArray[np.int32]:
-        """The number of times that each of them is in the answer, [n]."""
+        """The number of times that each id of `seen` is in the answer so far, [n]."""
         return self._answered[: len(self._place)]
 
     def append(self, id: int) -> None:
-        """Appends an id of the answer."""
+        """Counts an id that was appended to the answer."""
         if not self._counts:
             return
         place = self._place.setdefault(id, len(self._place))
@@ -90,10 +90,12 @@ class Sampler:
         mask: NDArray[np.uint32] | None = None,
         likeliest: int = -1,
     ) -> TokenChoice:
-        """Returns how the next id is to be chosen; draws a number for it.
+        """Returns the inputs for choosing the next id: the logits, the sampling settings, the ids seen so far, and a
+        random number, which is drawn here unless the choice is greedy.
 
         Args:
             logits: the logits of the last position.
+            history: the ids so far, for penalties.
             mask: bit i of word j: whether id 32 j + i may be the next; None: all may.
             likeliest: the number of likeliest ids wanted with it; -1: no logarithms at all.
         """
@@ -121,7 +123,7 @@ class Sampler:
         )
 
     def skip(self, numbers: int) -> None:
-        """Skips the next `numbers` numbers of the random sequence, as if they had been drawn."""
+        """Skips the next `numbers` random numbers of the answer's sequence, as if they had been drawn."""
         self._random.bit_generator.advance(numbers)  # type: ignore[attr-defined]
         self.drawn += numbers
 
@@ -131,7 +133,8 @@ class Sampler:
 
 
 def given_choice(logits: Logits, id: int, likeliest: int) -> TokenChoice:
-    """Returns a choice whose only outcome is `id`; its probability is still computed.
+    """Returns the inputs for a choice whose only outcome is `id`; its log-probability under these logits is still
+    computed.
 
     Args:
         likeliest: the number of likeliest ids wanted with it.
@@ -142,7 +145,7 @@ def given_choice(logits: Logits, id: int, likeliest: int) -> TokenChoice:
 
 
 def chosen_id(chosen: ChosenToken, logits: Logits) -> int:
-    """Returns the id of the token that was chosen from these logits.
+    """Returns the id of the token that was chosen from these logits, after checking that one could be.
 
     Raises:
         BadPack: the logits hold NaN or infinity.

@@ -99,17 +99,17 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether no request is waiting or active."""
+        """Whether the scheduler has no request, neither waiting nor in progress."""
         return not (self._new or self._waiting or self._active)
 
     @property
     def waiting(self) -> int:
-        """The number of requests that wait for their first step, or for memory to continue."""
+        """The number of requests that wait for their first step, or for KV-cache pages to continue."""
         return len(self._new) + len(self._waiting)
 
     @property
     def active(self) -> int:
-        """The number of requests that are read or answered."""
+        """The number of requests in progress, whose prompt is being computed or whose answer is being generated."""
         return len(self._active)
 
     def submit(
@@ -121,12 +121,12 @@ class Scheduler:
         drafting: Drafting | None = None,
         goes_on: bool = False,
     ) -> Answer:
-        """Queues a request and returns its answer; its events come from `step`.
+        """Queues a request and returns its answer, which steps fill; its events come from `step`.
 
         Args:
             sampler: goes on with this random sequence; None: a new one.
-            sequence: the timeline to answer on, which stays the caller's and holds prompt and answer afterwards;
-                None: one that ends with the answer.
+            sequence: the timeline to answer on, which stays the caller's and holds prompt and answer afterwards; None:
+                one that ends with the answer.
             drafting: the drafts of the conversation, which go on learning; None: new ones, as the request wishes.
             goes_on: whether it is the rest of an answer that has just ended: it takes that one's place, and waits for
                 nobody.
@@ -149,7 +149,8 @@ class Scheduler:
         return answer
 
     def step(self) -> list[Event]:
-        """Runs one step of the engine; returns its events. Without work it returns at once.
+        """Runs one step of the engine; returns its events: progress in prompts, new tokens, and ends of answers.
+        Without work it returns [] at once.
 
         A step that is interrupted, by an exception from outside, counts for nothing and can be done again.
         """
@@ -176,7 +177,7 @@ class Scheduler:
         return events
 
     def close(self) -> list[Event]:
-        """Cancels every request; returns their last events."""
+        """Cancels every request, waiting or in progress; returns their last events."""
         self._collect()
         for each in (*self._waiting, *self._active):
             each.answer.cancel()

@@ -37,7 +37,7 @@ R = TypeVar("R")
 
 
 def context_full(needs: int, holds: int) -> ContextFull:
-    """Returns the error for a sequence of `needs` positions where a context holds fewer."""
+    """Returns the error to raise for a sequence of `needs` positions where the context holds only `holds`."""
     return ContextFull(
         f"the conversation needs {needs} tokens, but the context holds {holds}",
         hint="start over with /clear, or start kt with a larger --context",
@@ -84,44 +84,51 @@ class Sequence:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The ids that were computed."""
+        """The token ids of the sequence that were computed."""
         return tuple(self._ids[: self.length].tolist())
 
     @property
     def depths(self) -> bytes:
-        """The bytes that encode how each id was computed, one for each, see `forms`; those behind its end are 0."""
+        """The bytes that encode how each id of the sequence was computed, one for each (its depth of deferral, plus
+        0x80 for the absorbed form of latent attention); zeros at the end are left out.
+        """
         return self._how[: self.length].tobytes().rstrip(b"\0")
 
     @property
     def pages(self) -> tuple[int, ...]:
-        """The pages that it holds."""
+        """The numbers of the KV-cache pages that the sequence holds, in the order of their positions."""
         return self._pages.table.held
 
     @property
     def window_pages(self) -> tuple[int, ...]:
-        """The pages of the layers with a window that it holds: the last ones."""
+        """The numbers of the KV-cache pages of sliding-window layers that the sequence holds, those of its last
+        positions; () if these layers have no pages of their own.
+        """
         windows = self._pages.windows
         return windows.held if windows is not None else ()
 
     def windows_ahead(self, end: int) -> int:
-        """Returns the number of window pages that it needs beside those it holds to go on to `end`, a token at a
-        time."""
+        """Returns the number of KV-cache pages of sliding-window layers that the sequence needs beside those it holds
+        to go on to position `end`, a token at a time.
+        """
         windows = self._pools.windows
         return 0 if windows is None else max(0, windows.most(end) - len(self.window_pages))
 
     @property
     def keys(self) -> tuple[bytes, ...]:
-        """The keys of its full pages."""
+        """The content addresses of the sequence's full KV-cache pages, in order: hashes of all ids up to the end of
+        each.
+        """
         return tuple(self._pages.keys)
 
     @property
     def context(self) -> int:
-        """The number of positions that it may have."""
+        """The greatest number of positions that the sequence may have."""
         return self._pools.context
 
     @property
     def recurrent(self) -> bool:
-        """Whether some layer keeps a state."""
+        """Whether some layer of the model keeps a recurrent state for the sequence."""
         return self._states is not None
 
     # -- steps -----------------------------------------------------------------------------------------
@@ -136,7 +143,8 @@ class Sequence:
         defer: int = 0,
         chunk: tuple[int, int] | None = None,
     ) -> Run:
-        """Returns the run of the next ids, with pages and a state to write; it takes effect once it is committed.
+        """Returns the run that computes the next ids of the sequence, with the KV-cache pages and the state slot to
+        write, which are allocated here; the sequence itself changes only once the run is committed.
 
         Args:
             ids: [n] int32.
@@ -182,7 +190,8 @@ class Sequence:
 
     @_operation
     def commit(self, run: Run, tokens: int | None = None, *, prompt: bool = True) -> None:
-        """Appends the ids of a run that was computed to the sequence, and seals the pages that are full.
+        """Appends the ids of a run that was computed to the sequence, and seals the KV-cache pages that are full, so
+        that other sequences can find them.
 
         Args:
             tokens: the first so many only, where no layer keeps a state; None: all.
@@ -209,8 +218,8 @@ class Sequence:
 
     @_operation
     def keep(self) -> None:
-        """Stores a snapshot of the state, if there is one, and favours the pages of the window before, so that a
-        sequence that begins with the same ids can continue from here.
+        """Stores a snapshot of the sequence's recurrent state, if there is one, and makes the pages of the sliding
+        window before it be evicted late, so that a sequence that begins with the same ids can continue from here.
         """
         states, border = self._states, self.length - self.length % PAGE_TOKENS
         self._pages.favour(border if states is None else self.length)
@@ -232,8 +241,8 @@ class Sequence:
             self._marks.append(position)
 
     def plan(self, n: int) -> None:
-        """Sets the form in which each of the next `n` ids is computed, as a prompt behind the present ids, unless they
-        are those that were adopted.
+        """Sets the form of latent attention in which each of the next `n` ids is computed, as a prompt behind the
+        present ids; does nothing if they are those planned by `adopt`, or without latent attention.
         """
         end = self.length + n
         if not self._pools.latent or end == self._planned:
@@ -245,12 +254,15 @@ class Sequence:
             self._planned = end
 
     def forget_plan(self) -> None:
-        """Drops the plan of how the following ids are computed: it is not known what follows."""
+        """Drops the plan of `plan` or `adopt` for how the ids behind the computed ones are to be computed, as it is not
+        known what follows.
+        """
         self._planned = self.length
 
     def until_mark(self, n: int) -> int:
-        """Returns the number of tokens of the next run, of at most `n`, which should end at a mark where layers
-        keep states, and has one expanded span."""
+        """Returns the number of tokens that the next run should have, at most `n`: where layers keep states it ends at
+        the next marked position, and it has at most one span of ids that latent attention expands.
+        """
         if self._pools.latent and self._planned > self.length:
             spans = expanded_spans(self._how[self.length : min(self.length + n, self._planned)])
             n = spans[1][0] if len(spans) > 1 else n
@@ -263,8 +275,8 @@ class Sequence:
 
     @_operation
     def truncate(self, position: int) -> int:
-        """Drops all ids from `position` on; returns the position really reached: the same, or an earlier one where
-        layers have a state and that of `position` is not stored any more.
+        """Drops all ids from `position` on; returns the length that remains: `position`, or less where layers keep a
+        state or a sliding window and what they need at `position` is not cached any more.
         """
         wanted = max(0, min(position, self.length))
         self._planned = min(self._planned, wanted)
@@ -279,7 +291,7 @@ class Sequence:
 
     @_operation
     def fork(self) -> Sequence:
-        """Returns another sequence with the same ids, which shares all pages and the state."""
+        """Returns a new sequence with the same ids, which shares all KV-cache pages and the state of this one."""
         made = Sequence(self._pools)
         made._adapter = self._adapter
         made._ids[: self.length] = self._ids[: self.length]
@@ -301,8 +313,8 @@ class Sequence:
         *,
         bring: bool = True,
     ) -> int:
-        """Makes the sequence the longest cached prefix of `ids`, but not all of it, and returns its length: at least
-        the last id is left to compute, since its logits are needed. Returns its length.
+        """Makes the sequence the longest cached prefix of `ids`, but not all of it; returns the length of that prefix:
+        at least the last id is left to compute, since its logits are needed.
 
         Args:
             how: how each id is computed; None: as a prompt of which nothing was computed. The deferral of what this
@@ -355,8 +367,8 @@ class Sequence:
 
     @_operation
     def close(self) -> None:
-        """Releases all pages and states; other sequences can still find what was computed, where layers have states up
-        to the last snapshot.
+        """Releases all pages and states of the sequence, whose length is then 0; other sequences can still find what
+        was computed, where layers have states up to the last snapshot.
         """
         self.keep()
         if self._states is None:
@@ -367,7 +379,8 @@ class Sequence:
         self._planned = 0
 
     def persist(self, *, whole: bool = True) -> None:
-        """Has its full pages written at once to each store that lacks them.
+        """Has the sequence's full KV-cache pages written at once to each store (such as the disk) that lacks them; does
+        nothing without stores.
 
         Args:
             whole: whether nothing more is to come soon; otherwise stores write, during the next step, as much as fills

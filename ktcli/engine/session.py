@@ -27,17 +27,19 @@ class Steps(Protocol):
 
     @property
     def spec(self) -> Spec:
-        """The sizes of the model."""
+        """The sizes of the engine's model."""
 
     @property
     def pools(self) -> Pools:
-        """The pages and states of its sequences."""
+        """The pools of KV-cache pages and states that the engine's sequences share."""
 
     def run(self, batch: Batch) -> list[Logits]:
-        """Returns the logits of each output row of a batch, see `Engine.run`."""
+        """Computes one step for a batch of runs; returns the logits of each row that gives some, see `Engine.run`."""
 
     def chunk_tokens(self, left: int) -> int:
-        """Returns the number of tokens of the next chunk of a prompt of which `left` are left."""
+        """Returns the number of tokens of the next chunk of a prompt, which one step computes, when `left` tokens are
+        still to be computed.
+        """
 
 
 class Session:
@@ -56,31 +58,34 @@ class Session:
 
     @property
     def length(self) -> int:
-        """The number of ids that were computed."""
+        """The number of token ids of the session that were computed."""
         return self.sequence.length
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The ids that were computed."""
+        """The token ids of the session that were computed."""
         return self.sequence.ids
 
     def truncate(self, position: int) -> int:
-        """Drops all ids from `position` on, or from an earlier one; returns the position really reached (see
-        `rewind`). What follows is a prompt of its own."""
+        """Drops all ids from `position` on, or from an earlier one where that is not cached any more; returns the
+        length that remains (see `rewind`). What is fed next is a prompt of its own.
+        """
         reached = self.sequence.truncate(position)
         self.sequence.forget_plan()
         return reached
 
     def rewind(self, position: int) -> None:
-        """Goes back to exactly `position`; recomputes positions that are not cached any more."""
+        """Drops all ids from exactly `position` on; positions before it that are not cached any more are computed
+        again.
+        """
         ids = self.ids[:position]
         reached = self.sequence.truncate(position)  # what was there keeps its form
         if reached < len(ids):
             self.feed(ids[reached:])
 
     def feed(self, ids: Numbers[int], *, temperature: float = 0.0, defer: int = 0) -> Logits:
-        """Appends ids and computes them; returns the logits after the last one, in place: valid until the engine's
-        next step.
+        """Appends token ids to the session and computes them; returns the logits after the last one, as views that are
+        valid until the engine's next step.
 
         Args:
             temperature: the temperature of the logits' sums; 0: without sums.

@@ -79,14 +79,15 @@ class StatePool:
 
     @property
     def free(self) -> int:
-        """The number of slots that are neither held nor spare nor of a snapshot."""
+        """The number of slots that hold no state: neither one in use by a sequence, nor a spare one, nor a snapshot."""
         return len(self._free)
 
     def take(self) -> int:
-        """Allocates a slot with one reference; returns it.
+        """Allocates a slot for a recurrent state, with one reference; returns its number: a free slot, or else the
+        oldest spare one, or else that of a snapshot, which is dropped.
 
         Raises:
-            PoolFull: all are held.
+            PoolFull: all slots are held by sequences.
         """
         if not self._free and self._spare:
             self._free.append(self._spare.popitem(last=False)[0])
@@ -101,20 +102,20 @@ class StatePool:
         return slot
 
     def hold(self, slot: int) -> None:
-        """Adds a reference to a held slot, whose contents will not be written any more."""
+        """Adds a reference to a slot that is held, whose state will not be written any more."""
         assert self._holders[slot], f"slot {slot} has no holder"
         self._holders[slot] += 1
 
     def release(self, slot: int) -> None:
-        """Drops a reference to a slot."""
+        """Drops a reference to a slot; without references the slot is free."""
         assert self._holders[slot] > 0, f"slot {slot} has no holder"
         self._holders[slot] -= 1
         if not self._holders[slot]:
             self._free.append(slot)
 
     def spare(self, slot: int) -> int | None:
-        """Drops a reference to a slot, and leaves the state there until the slot is needed; returns the ticket with
-        which `back` restores it, None if others hold the slot or it is a snapshot.
+        """Drops a sequence's reference to a slot, but leaves the state there until the slot is needed; returns a
+        ticket, a number with which `back` takes the state up again; None: others hold the slot, or it is a snapshot.
         """
         if self._holders[slot] > 1:
             self.release(slot)
@@ -125,11 +126,13 @@ class StatePool:
         return self._tickets
 
     def has(self, slot: int, ticket: int) -> bool:
-        """Returns whether the spare state of a ticket is still there."""
+        """Returns whether the slot still contains the spare state for which `spare` gave this ticket."""
         return self._spare.get(slot) == ticket
 
     def back(self, slot: int, ticket: int) -> bool:
-        """Holds a spare slot again, if the state of the ticket is still there; returns whether it is."""
+        """Takes a reference again to a slot that `spare` gave up, if it still contains the state of this ticket;
+        returns whether it does.
+        """
         if not self.has(slot, ticket):
             return False
         del self._spare[slot]
@@ -137,12 +140,19 @@ class StatePool:
         return True
 
     def discard(self, slot: int, ticket: int) -> None:
-        """Frees a spare slot, if the state of the ticket is still there."""
+        """Frees a spare slot, if it still contains the state of this ticket."""
         if self.back(slot, ticket):
             self.release(slot)
 
     def keep(self, key: bytes, slot: int, at: Place, line: int) -> None:
-        """Makes a snapshot of a held slot, under the key of the prefix of its state."""
+        """Makes the state in a held slot a snapshot, with a reference of its own, which other sequences find by its
+        key; if there are too many, another snapshot is dropped.
+
+        Args:
+            key: the key of the prefix whose state it is.
+            at: the position of the snapshot.
+            line: a number for the sequence that left it.
+        """
         self._clock += 1
         if key in self._snapshots:
             self._snapshots[key].used = self._clock
@@ -156,7 +166,9 @@ class StatePool:
         self._snapshots[key] = _Snapshot(slot, at, line, self._clock)
 
     def find(self, key: bytes) -> int | None:
-        """Returns the slot of a snapshot, to be held before the next allocation; None: there is none."""
+        """Returns the slot of the snapshot of the prefix with this key, to be held before the next allocation, and
+        counts the search; None: there is none.
+        """
         snapshot = self._snapshots.get(key)
         if snapshot is None:
             self.counts.missed += 1
@@ -167,18 +179,20 @@ class StatePool:
         return snapshot.slot
 
     def slot_of(self, key: bytes) -> int | None:
-        """Returns the slot of a snapshot, as `find`, but without changing counts or the order of eviction; None: there
-        is none.
+        """Returns the slot of the snapshot of the prefix with this key, as `find`, but without changing counts or the
+        order of eviction; None: there is none.
         """
         snapshot = self._snapshots.get(key)
         return None if snapshot is None else snapshot.slot
 
     def places(self) -> list[tuple[Place, bytes]]:
-        """Returns the positions of all snapshots, and their keys."""
+        """Returns a pair (place, key) for each snapshot: its position, with the key of the full pages before it, and
+        the key of its prefix.
+        """
         return [(each.at, key) for key, each in self._snapshots.items()]
 
     def forget(self) -> None:
-        """Drops every snapshot."""
+        """Drops every snapshot, so that no state can be found any more."""
         for key in tuple(self._snapshots):
             self._drop(key)
 
@@ -217,14 +231,16 @@ class StatePool:
 
 
 def before_tail(size: int, left: int) -> int:
-    """Returns the number of tokens of the next chunk of a prompt, at most `size`, when `left` are left: a long rest
-    is cut before its tail, see _TAIL."""
+    """Returns the number of tokens of a prompt's next chunk, at most `size`, when `left` tokens are still to be
+    computed: if these are 64 or more, the chunk ends at least 16 tokens before the prompt's end.
+    """
     return min(size, left - _TAIL) if left >= _LONG else size
 
 
 def worth_a_step(positions: Iterable[int], start: int, end: int) -> list[int]:
-    """Returns the positions at which a step should end to leave a state there, of a prompt whose tokens from `start` to
-    `end` are new: none right behind the start, and none in the tail, before which a step ends anyway.
+    """Returns those of `positions` at which a step of a prompt should end to leave a state there; the prompt's tokens
+    from `start` to `end` are new. Positions right behind the start are left out, and those in the last tokens, before
+    which a step ends anyway.
     """
     last = end - _TAIL if end - start >= _LONG else end - 1
     return [position for position in positions if start + _TAIL <= position <= last]

@@ -46,21 +46,27 @@ class StepPart:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens that its run computes."""
+        """The number of tokens that the request's run computes in the step."""
         return self.run.ids.size
 
     @property
     def drafted(self) -> int:
-        """The number of its run's tokens that were drafted: those behind the first that has logits."""
+        """The number of drafted tokens in the request's run: those behind the first token that gives logits; 0 if the
+        run reads the prompt.
+        """
         return 0 if self.reads else max(0, self.tokens - self.run.first_output - 1)
 
     @property
     def row(self) -> Logits:
-        """The logits from which the next token is chosen."""
+        """The logits from which the request's next token is chosen: those after its last id, known or drafted rightly,
+        in the step.
+        """
         return self.rows[self.right]
 
     def computed(self, rows: Iterator[Logits]) -> None:
-        """Takes its own logits from the step's rows, and commits its run except for drafted ids."""
+        """Takes the request's rows of logits, the next ones of `rows`, from the computed step, and appends the run's
+        ids to the sequence, except for drafted ones.
+        """
         run = self.run
         self.rows = [next(rows) for _ in range(run.first_output, run.ids.size)]
         if (pooled := self.active.answer.pooled) is not None:
@@ -83,10 +89,11 @@ class StepPart:
         self.rows = self.rows[len(self.known) :] if self.active.finish is None else []
 
     def read_on(self, chooser: Chooser) -> PromptRead | None:
-        """Returns the event with the new progress in the prompt; None: there is none.
+        """Returns the event that tells how much of the prompt is computed after this step; None: no more than before,
+        or the run does not read the prompt.
 
         Args:
-            chooser: computes the chances of the prompt's tokens.
+            chooser: computes the log-probabilities of the prompt's tokens, if the request asks for them.
         """
         active, stats = self.active, self.active.answer.stats
         done, before = active.sequence.length, stats.prompt_tokens
@@ -119,7 +126,9 @@ class StepPart:
         )
 
     def take(self, token: Token) -> bool:
-        """Appends a token to the answer, or ends it; returns whether the token is part of it."""
+        """Appends the chosen token to the answer, or ends the answer if it is a stop id; returns whether the token is
+        part of the answer.
+        """
         active, answer = self.active, self.active.answer
         self.open = False
         if token.id in answer.request.stop_ids:
@@ -144,7 +153,8 @@ class StepPart:
         return True
 
     def account(self, seconds: float, choosing_s: float) -> None:
-        """Adds a step that took `seconds` to the request's statistics, and commits the drafted ids that were right.
+        """Adds a step that took `seconds` to the request's statistics, and appends the drafted ids that were right to
+        the sequence.
 
         Args:
             choosing_s: those of the seconds in which tokens were chosen.
@@ -162,7 +172,7 @@ class StepPart:
             self.active.keep(self.run, drafted, self.right)
 
     def finish(self) -> Finish | None:
-        """Returns the reason why the request is over after this step; None: it is not."""
+        """Returns the reason why the request is over after this step; None: it goes on."""
         active = self.active
         if self.end is None and active.sequence.length == len(active.known):
             return active.finish

@@ -24,14 +24,14 @@ class Rate(Protocol):
 
     @property
     def bps(self) -> float | None:
-        """The bytes read per second; None: nothing was read yet."""
+        """The measured speed of the store's reads, bytes per second; None: nothing was read yet."""
 
     @property
     def is_known(self) -> bool:
-        """Whether that was measured lately and well."""
+        """Whether the speed of the store's reads was measured lately and well."""
 
     def seconds(self, size_bytes: int) -> float:
-        """Returns the predicted seconds of a read of so many bytes."""
+        """Returns the predicted seconds of a read of `size_bytes` bytes from the store."""
 
 
 class Store(Protocol):
@@ -45,38 +45,40 @@ class Store(Protocol):
 
     @property
     def rate(self) -> Rate:
-        """The predictor of the durations of its reads."""
+        """The predictor of how long the store's reads take."""
 
     def refresh(self) -> None:
-        """Looks for pages and states that other processes stored; called when a request begins."""
+        """Makes the store look for pages and states that other processes stored; called when a request begins."""
 
     def seek(self, labels: Iterable[PageLabel]) -> None:
-        """Looks these pages and states up in a store that cannot list its contents."""
+        """Looks up which of these pages and states a store has that cannot list its contents; `has` then knows."""
 
     def has(self, kind: PageKind, key: bytes) -> bool:
-        """Returns whether a page or state is there, as far as it is known."""
+        """Returns whether the store has the page or state with this key, as far as is known without asking it."""
 
     def states(self) -> Numbers[tuple[int, bytes, bytes]]:
-        """Returns the stored states, longest prefix first: (end, previous, key)."""
+        """Returns a tuple (end, previous, key) for each stored state, the longest prefix first: the positions of its
+        prefix, the key of the full pages before, and its own key.
+        """
 
     def read(self, labels: Numbers[PageLabel], into: Numbers[U8Array]) -> int:
-        """Reads pages or states into memory and checks them; returns how many of the first ones are intact and in
-        memory.
+        """Reads pages or states into the arrays `into`, one for each label, and checks them; returns the number n of
+        the first ones that were read and are intact; the arrays behind them may hold anything.
         """
 
     def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> bool:
-        """Queues a page or state to be stored, unless it is there; another thread calls `fill`, which copies it, or
-        returns False if it is gone. Returns whether it is queued.
+        """Queues a page or state to be stored, unless the store has it; another thread then calls `fill`, which copies
+        its bytes, or returns False if they are gone. Returns whether it was queued.
         """
 
     def use(self, keys: Iterable[bytes]) -> None:
-        """Records that a conversation with these keys, in their order, is used now."""
+        """Records that a conversation with the pages of these keys, in their order, is used now."""
 
     def hurry(self) -> None:
-        """Has everything in the queue stored at once, at full speed; does not wait for it."""
+        """Makes the store write everything in its queue at once, at full speed; does not wait for it."""
 
     def flush(self, wait_s: float) -> bool:
-        """Stores everything in the queue; returns whether that was done within `wait_s` seconds."""
+        """Waits until everything in the store's queue is stored; returns whether it was within `wait_s` seconds."""
 
 
 class Stores:
@@ -90,19 +92,23 @@ class Stores:
         self.all = tuple(stores)
 
     def has(self, kind: PageKind, key: bytes) -> bool:
-        """Returns whether one of them has a page or state."""
+        """Returns whether one of the stores has the page or state with this key."""
         return self._nearest(kind, key) is not None
 
     def lacking(self, kind: PageKind, key: bytes) -> Iterator[Store]:
-        """Yields the stores that lack a page or state."""
+        """Yields the stores that do not have the page or state with this key."""
         return (store for store in self.all if not store.has(kind, key))
 
     def states(self) -> list[tuple[int, bytes, bytes]]:
-        """Returns the states in all stores, longest prefix first, each once."""
+        """Returns a tuple (end, previous, key) for each state in any store, the longest prefix first and each once: the
+        positions of its prefix, the key of the full pages before, and its own key.
+        """
         return sorted({state for store in self.all for state in store.states()}, reverse=True)
 
     def seconds(self, sizes: Iterable[tuple[PageKind, bytes, int]]) -> float:
-        """Returns the predicted seconds of reading pages and states (kind, key, bytes), each from the nearest store."""
+        """Returns the predicted seconds of reading pages and states, given as (kind, key, bytes), each from the nearest
+        store that has it; those in no store count 0.
+        """
         wanted: dict[str, tuple[Store, int]] = {}
         for kind, key, size in sizes:
             if (store := self._nearest(kind, key)) is not None:
@@ -110,18 +116,19 @@ class Stores:
         return sum(store.rate.seconds(size) for store, size in wanted.values())
 
     def unmeasured(self, labels: Iterable[PageLabel]) -> bool:
-        """Returns whether one of these would come from a store whose rate is not known."""
+        """Returns whether one of these pages and states would be read from a store whose reading speed is not known."""
         near = (self._nearest(each.kind, each.key) for each in labels)
         return any(store is not None and not store.rate.is_known for store in near)
 
     def hurry(self) -> None:
-        """Has all stores store their queues at once."""
+        """Makes each store write everything in its queue at once, without waiting for it."""
         for store in self.all:
             store.hurry()
 
     def read(self, labels: Numbers[PageLabel], into: Numbers[U8Array]) -> list[Store]:
-        """Reads pages or states, each from the nearest store that has it; returns the store of each of the first ones
-        that are intact and in memory. The memory of all others holds anything.
+        """Reads pages or states into the arrays `into`, one for each label, each from the nearest store that has it;
+        returns the store that gave each of the first ones, up to one that did not come intact. The arrays behind these
+        may hold anything.
         """
         came: list[Store] = []
         failed: list[Store] = []  # with the first record that did not come
@@ -155,20 +162,22 @@ class PageMemory(PagedMemory, Protocol):
 
     @property
     def codec(self) -> str:
-        """The name of their layout."""
+        """The name of the layout of pages and states in memory: only the same layout can be read back."""
 
     @property
     def state_bytes(self) -> int:
-        """The bytes of a state as it is stored."""
+        """The bytes of a recurrent state, of all layers, as it is stored."""
 
     def saved_state(self, slot: int) -> U8Array:
-        """Returns the stored bytes of a state; for a snapshot any thread may ask."""
+        """Returns the bytes of the recurrent state in a slot as they are stored; any thread may ask for a snapshot,
+        which is not written any more.
+        """
 
     def state_room(self, slot: int) -> U8Array:
-        """Returns a buffer for the bytes of a state that is read; `restore_state` then copies them into its slot."""
+        """Returns a buffer into which a stored state is read; `restore_state` then copies it into the slot."""
 
     def restore_state(self, slot: int, room: U8Array) -> None:
-        """Copies the bytes that were read into `room`, as `state_room` returned it, into a slot."""
+        """Copies the bytes of a state that were read into `room`, as `state_room` returned it, into a slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,20 +213,24 @@ class StoredMemory:
             self.kinds[PageKind.WINDOW] = KindPages(PageKind.WINDOW, windows.pool, windows.memory)
 
     def watch(self, evicted: Callable[[PageKind, int, bytes], None] | None) -> None:
-        """Has `evicted` called with what loses its place in memory; None: nothing is called any more."""
+        """Sets the function `evicted`, which is called with (kind, page number or slot, key) before a page or state
+        loses its place in memory; None: nothing is called any more.
+        """
         for each in self.kinds.values():
             each.pool.on_evict = None if evicted is None else partial(evicted, each.kind)
         if self.states is not None:
             self.states.on_evict = None if evicted is None else partial(evicted, PageKind.STATE)
 
     def saved(self, kind: PageKind, number: int) -> U8Array:
-        """Returns the stored bytes of a page or a state, in place; any thread may ask."""
+        """Returns the bytes, as they are stored, of the page with this number, or of the state in this slot, of the
+        given kind; any thread may ask for what is not written any more.
+        """
         if kind == PageKind.STATE:
             return self.own.saved_state(number)
         return self.kinds[kind].memory.saved_page(number)
 
     def size_bytes(self, kind: PageKind) -> int:
-        """Returns the bytes of a page or a state as it is stored."""
+        """Returns the bytes that one page or state of this kind takes as it is stored."""
         if kind == PageKind.STATE:
             return self.own.state_bytes
         return self.kinds[kind].memory.page_bytes

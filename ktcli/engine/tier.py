@@ -54,14 +54,15 @@ class Tier:
         self._memory.watch(self._writeback.evicted)
 
     def detach(self) -> None:
-        """Disconnects itself from the pools; no store copies anything afterwards."""
+        """Disconnects the stores from the engine's pools and empties the queue; no store copies anything afterwards."""
         self._memory.watch(None)
         self._writeback.forget()
 
     @property
     def prompt_tok_s(self) -> float | None:
-        """The tokens of prompts that are computed in a second, as measured here or by an earlier process; None: nobody
-        measured."""
+        """The speed of computing prompts in tokens per second, as measured here or by an earlier process; None: nobody
+        measured it.
+        """
         return self._worth.prompt_tok_s
 
     @prompt_tok_s.setter
@@ -70,51 +71,61 @@ class Tier:
 
     @property
     def restored(self) -> dict[str, int]:
-        """The positions that came back from each store so far, by its name."""
+        """The number of token positions whose pages were read back from each store so far, by the store's name."""
         return dict(self._restorer.restored)
 
     @property
     def read_bps(self) -> dict[str, float]:
-        """The bytes read per second from each store, by its name; without stores that were not read yet."""
+        """The measured bytes read per second from each store, by the store's name; without stores that were not read
+        yet.
+        """
         rates = {store.name: store.rate.bps for store in self._stores.all}
         return {name: bps for name, bps in rates.items() if bps is not None}
 
     @property
     def is_shared(self) -> bool:
-        """Whether other servers, on whatever machine, find what is stored."""
+        """Whether some store is shared with other servers, perhaps on other machines, and not only the own disk."""
         return any(store.name != _OWN for store in self._stores.all)
 
     # --- down -----------------------------------------------------------------------------------------
 
     @property
     def is_busy(self) -> bool:
-        """Whether a step runs, or has just run and the next one is about to, and nobody waits for what is queued."""
+        """Whether writing to stores should wait: a step of the engine runs, or ended less than half a second ago, and
+        nobody waits for what is queued.
+        """
         if self._hastens:
             return False
         since = time.monotonic() - self._touched
         return since < (_MOST_STEP_S if self._in_step else _BUSY_S)
 
     def step_begins(self) -> None:
-        """Records that a step begins now."""
+        """Records that a step of the engine begins now."""
         self._began = self._touched = time.monotonic()
         self._in_step = True
 
     def step_ended(self, n_tokens: int) -> None:
-        """Records that a step of `n_tokens` tokens of a sequence has ended, and measures its speed."""
+        """Records that a step that computed `n_tokens` tokens of a sequence has ended now, and takes its speed into
+        account.
+        """
         self._in_step = self._hastens = False
         self._touched = time.monotonic()
         self._worth.measure(n_tokens, self._touched - self._began)
 
     def sealed(self, page: int, label: PageLabel) -> None:
-        """Queues a page that got its content address, or a snapshot, to be stored."""
+        """Queues a page that got its content address, or a snapshot of a state, to be written to the stores that lack
+        it.
+        """
         self._writeback.put(page, label)
 
     def kept(self, slot: int, label: PageLabel, line: int, *, marked: bool = False) -> None:
-        """Records a snapshot of a sequence: the latest ones of a sequence are stored when the turn is over, and at once
-        those from which other prompts will continue.
+        """Records a snapshot of a sequence's state to be stored: at once if `marked`; else, if it is one of the
+        sequence's latest two, when the turn is over.
 
         Args:
-            marked: whether it is such a one, see `Sequence.mark`.
+            slot: the slot that has the snapshot.
+            line: a number for the sequence.
+            marked: whether other prompts will continue from it, see `Sequence.mark`.
         """
         if marked:
             self.sealed(slot, label)
@@ -124,7 +135,9 @@ class Tier:
             latest.append((slot, label))
 
     def turn_over(self) -> None:
-        """Queues the latest snapshots of all sequences to be stored: an answer has ended, or another prompt begins."""
+        """Queues the latest snapshots of all sequences to be stored; called when an answer has ended, or another prompt
+        begins.
+        """
         states = self._memory.states
         for latest in self._latest.values():
             for slot, label in latest:
@@ -133,13 +146,14 @@ class Tier:
         self._latest.clear()
 
     def hasten(self) -> None:
-        """Has stores write at full speed until the end of the next step, by whole files: `persist` follows soon, and
-        then less is left."""
+        """Lets stores write at full speed until the end of the next step: `persist` follows soon, and then less is left
+        to write.
+        """
         self._hastens = True
 
     def persist(self, labels: Iterable[PageLabel]) -> None:
-        """Has everything in the queue, these pages and the latest snapshots stored at once in each store that lacks
-        them.
+        """Makes the stores write everything in the queue at once, to which these pages and the latest snapshots are
+        added; does not wait for it.
 
         Args:
             labels: of the full pages of a sequence; those that memory has not any more are left out.
@@ -152,8 +166,8 @@ class Tier:
         self._stores.hurry()
 
     def flush(self, wait_s: float) -> bool:
-        """Waits until everything in the queue is stored; returns whether that was done within `wait_s` seconds. For any
-        thread but the engine's.
+        """Waits until everything in the stores' queues is stored; returns whether that was done within `wait_s`
+        seconds. Not to be called on the engine's thread.
         """
         self._stores.hurry()
         until = time.monotonic() + wait_s
@@ -162,10 +176,12 @@ class Tier:
     # --- up -------------------------------------------------------------------------------------------
 
     def bring(self, content: Content, have: int) -> dict[str, int]:
-        """Reads the longest stored prefix of a content's ids, but not all of it, into free pages, and seals them;
-        returns the number of positions from each store, by its name.
+        """Reads the pages and states of the longest stored prefix of a sequence's ids, but not of all of them, from
+        stores into free memory, as far as that is faster than computing; returns the number of positions read from each
+        store, by its name, without stores that gave none.
 
         Args:
+            content: the ids, and how each is to be computed.
             have: the positions that memory already has.
         """
         self.turn_over()

@@ -22,16 +22,18 @@ class Turns:
         self._served = 0
 
     def first(self, answers: Collection[Answer], step: int) -> list[Answer]:
-        """Returns the answers in their order at this step."""
+        """Returns the answers sorted by their turn at this step, the next one first: by priority, which rises with
+        waiting, then by how long ago the caller was served, then by age.
+        """
         return sorted(answers, key=lambda answer: self._rank(answer, step))
 
     def served(self, answer: Answer) -> None:
-        """Records that the answer's caller was served."""
+        """Records that the caller of this answer was served now, so that other callers of equal priority come first."""
         self._served += 1
         self._last[answer.request.caller] = self._served
 
     def forget(self, but: Collection[Answer]) -> None:
-        """Drops the records of all callers but those of these answers."""
+        """Drops the records of when callers were served, except for the callers of the answers `but`."""
         here = {answer.request.caller for answer in but}
         self._last = {caller: turn for caller, turn in self._last.items() if caller in here}
 
@@ -42,10 +44,10 @@ class Turns:
 
 
 def require_room(waiting: int, limit: int) -> None:
-    """Raises QueueFull if no further request may wait.
+    """Raises QueueFull if `waiting` requests wait already and the limit is reached.
 
     Raises:
-        QueueFull: it may not.
+        QueueFull: no further request may wait.
     """
     if waiting >= limit:
         raise QueueFull(waiting, limit)

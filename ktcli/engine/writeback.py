@@ -46,7 +46,9 @@ class WriteBack:
         self._copied_bytes = 0
 
     def put(self, number: int, label: PageLabel) -> None:
-        """Queues a page or state, which is in slot `number`, for each store that lacks it, unless it has no bytes."""
+        """Queues the page with this number, or the state in this slot, for each store that lacks it; does nothing if
+        pages or states of its kind have no bytes.
+        """
         if size_bytes := self._memory.size_bytes(label.kind):
             for store in self._stores.lacking(label.kind, label.key):
                 self._put(store, number, label, size_bytes)
@@ -63,7 +65,9 @@ class WriteBack:
                 self._taken(name, store.name)
 
     def evicted(self, kind: PageKind, number: int, key: bytes) -> None:
-        """Copies a queued page or state before its memory is reused."""
+        """Copies a queued page or state that stores still wait for, as its memory is about to be reused; beyond 256 MiB
+        the oldest copies are dropped.
+        """
         name = kind, key
         with self._guard:
             due = self._due.get(name)
@@ -81,7 +85,7 @@ class WriteBack:
                 self._drop_copy(oldest, self._due.pop(oldest))
 
     def forget(self) -> None:
-        """Drops the queue: the memory of its pages and states is about to be freed."""
+        """Drops all queued pages and states, and the copies made of them: their memory is about to be freed."""
         with self._guard:
             self._due.clear()
             self._copied.clear()

@@ -78,7 +78,9 @@ class SavedState:
 
 
 def checkpoints(output: Path) -> list[Path]:
-    """Returns the checkpoints in a folder, the earliest first."""
+    """Returns the paths of the finished checkpoints (folders checkpoint-N) in a run's output folder, the earliest step
+    first; empty if the folder cannot be read.
+    """
     try:
         names = os.listdir(output)
     except OSError:
@@ -88,8 +90,8 @@ def checkpoints(output: Path) -> list[Path]:
 
 
 def others(output: Path, resumed: Path | None) -> list[Path]:
-    """Returns the checkpoints in a folder that do not belong to a run's history: all but the one that it resumes and
-    those before that. Left there, they would be taken for its own later ones.
+    """Returns the paths of the checkpoints in an output folder that do not belong to a run's history: all but the one
+    that it resumes and those before that. Left there, they would be taken for its own later ones.
     """
     found = checkpoints(output)
     if resumed is None or resumed.resolve().parent != output.resolve():
@@ -99,7 +101,9 @@ def others(output: Path, resumed: Path | None) -> list[Path]:
 
 
 def tidy(output: Path) -> None:
-    """Removes the remains of processes that were killed while they wrote or removed a checkpoint in a folder."""
+    """Removes from an output folder the partial checkpoints of processes that were killed while they wrote or removed
+    one.
+    """
     for name in os.listdir(output) if output.is_dir() else ():
         found = _LEFT.fullmatch(name)
         if found and not smallfiles.is_running(found[1]):
@@ -113,11 +117,11 @@ def save(
     write: Callable[[Path], None],
     need_bytes: int,
 ) -> Path:
-    """Writes a checkpoint, and returns its folder.
+    """Writes a checkpoint of a run into OUTPUT/checkpoint-STEP; returns the path of that folder.
 
     Args:
         write: writes the adapter, and whatever else belongs to it, into the folder.
-        need_bytes: about what it takes on the disk.
+        need_bytes: about the bytes that the checkpoint takes on the disk.
     Raises:
         NotEnoughDisk: the disk is full. KtError: the system refuses.
     """
@@ -133,7 +137,8 @@ def save(
 
 
 def load_state(folder: Path) -> SavedState:
-    """Returns the contents of kt_state.json of a checkpoint.
+    """Returns the state of a fine-tuning run (step, identity, settings, losses …) from the kt_state.json of a
+    checkpoint's folder.
 
     Raises:
         NotFound: there is no checkpoint. BadCheckpoint: it is damaged.
@@ -164,10 +169,10 @@ def load_state(folder: Path) -> SavedState:
 
 
 def require_identity(saved: RunIdentity, now: RunIdentity, folder: Path) -> None:
-    """Raises an error unless a run can resume from a checkpoint.
+    """Raises an error unless a run with the identity `now` can resume from a checkpoint with the identity `saved`.
 
     Raises:
-        UsageError: it belongs to another conversion, other data or other settings.
+        UsageError: the checkpoint belongs to another conversion, other data or other settings.
     """
     hint = "train from the beginning: overwrite_output_dir=true, or another output_dir"
     # Settings first: the hash of the data has those in it that make samples.
@@ -197,7 +202,7 @@ def _as_given(value: object) -> str:
 
 
 def restore_optimizer(folder: Path, step: int, optimizer: FactorOptimizer) -> None:
-    """Loads the optimizer's moments from a checkpoint.
+    """Loads the optimizer's moments from the checkpoint in `folder` into `optimizer`, and sets its number of steps.
 
     Raises:
         BadCheckpoint: the file is damaged, or of other factors.
@@ -218,13 +223,15 @@ def restore_optimizer(folder: Path, step: int, optimizer: FactorOptimizer) -> No
 
 
 def limit(output: Path, most: int | None) -> None:
-    """Removes the earliest checkpoints until at most `most` are left; None: none is removed."""
+    """Removes the earliest checkpoints in an output folder until at most `most` are left; None: none is removed."""
     for folder in checkpoints(output)[:-most] if most else ():
         remove(folder)
 
 
 def remove(folder: Path) -> None:
-    """Removes a checkpoint; after an interruption nothing incomplete has the name of a checkpoint."""
+    """Removes the folder of a checkpoint, renamed first, so that after an interruption nothing incomplete has the name
+    of a checkpoint.
+    """
     number = folder.name.rpartition("-")[2]
     trash = folder.with_name(f".removed-{number}.{os.getpid()}{smallfiles.SUFFIX}")
     folder.rename(trash)

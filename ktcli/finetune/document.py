@@ -15,7 +15,7 @@ _HINT = "a file of settings has one key a line, for example: learning_rate: 1.0e
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Returns the keys and values of a YAML file.
+    """Returns the keys and values of a YAML file of settings, whose top level is a mapping with texts as keys.
 
     Raises:
         NotFound: it cannot be read. UsageError: it is too large, or not a YAML file of keys and values.

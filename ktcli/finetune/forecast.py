@@ -51,13 +51,13 @@ class StepLoad:
 
     @property
     def tokens(self) -> float:
-        """The tokens of all documents."""
+        """The number of tokens of all documents of the step; a fraction for a mean step."""
         return sum(length * count for length, count in self.lengths)
 
     @classmethod
     def of(cls, lengths: Iterable[int], trained: int, steps: int) -> StepLoad:
-        """Returns the mean of `steps` steps that together have documents of these lengths and `trained` trained
-        tokens.
+        """Returns the load of the mean step of `steps` steps that together have documents of these lengths (tokens
+        each) and `trained` trained tokens.
         """
         counted = Counter(lengths)
         return cls(
@@ -65,7 +65,7 @@ class StepLoad:
         )
 
     def shared(self, parts: int) -> StepLoad:
-        """Returns the load of one of so many equal parts."""
+        """Returns the load of one of `parts` equal parts of the step."""
         lengths = tuple((length, count / parts) for length, count in self.lengths)
         return StepLoad(lengths, self.trained / parts)
 
@@ -84,7 +84,7 @@ class StepForecast:
 
     @property
     def step_s(self) -> float:
-        """The seconds of the whole step."""
+        """The predicted seconds of the whole step: layers, output head and optimizer."""
         return self.layers_s + self.head_s + self.optimizer_s
 
 
@@ -105,10 +105,12 @@ class Forecaster:
     factors: Sequence[TrainedFactors]
 
     def step(self, load: StepLoad, *, retain: bool) -> StepForecast:
-        """Returns the seconds of a step.
+        """Returns the predicted seconds of an optimizer step with these documents: of the layers, the output head and
+        the optimizer.
 
         Args:
-            retain: whether the inside of layers is kept, so that none is computed again.
+            retain: whether the activations inside layers are kept, so that no layer is computed again in the backward
+                pass.
         """
         works = self._works(load.tokens)
         forward = sum(self._forward_s(each, load.tokens) for each in works)
@@ -126,7 +128,7 @@ class Forecaster:
         return StepForecast(layers, self._head_s(load.trained, backward=True), self._optimizer_s())
 
     def evaluation_s(self, load: StepLoad) -> float:
-        """Returns the seconds of a forward pass with its loss."""
+        """Returns the predicted seconds of a forward pass with its loss, without gradients, over these documents."""
         layers = sum(self._forward_s(each, load.tokens) for each in self._works(load.tokens))
         layers += self._rows_s(load.tokens, _FORWARD_BYTES, 1)
         layers += self._attention_s(load, 1.0)
@@ -201,7 +203,7 @@ class Forecaster:
 
 
 def row_elements(model: Model) -> int:
-    """Returns the number of elements that one token has in the results of all layers' dense products and in three
-    residuals of each layer.
+    """Returns the number of elements that one token has in the results of the dense products of all layers and in three
+    residuals of each layer: what passes through memory is in proportion to it.
     """
     return dense_elements(model).total() + 3 * model.spec.hidden * model.spec.layers

@@ -41,11 +41,12 @@ class HalfMoments:
 
     @torch.no_grad()
     def step(self, number: int, rates: Mapping[str, float]) -> None:
-        """Moves the tensors by their gradients.
+        """Updates the tensors in place by AdamW from their gradients, and the moments, which are rounded to bf16 at
+        random.
 
         Args:
-            number: of the step, from 1.
-            rates: the learning rate of each tensor.
+            number: the number of the step, from 1.
+            rates: the learning rate of each tensor, by its name.
         """
         for name, tensor in self._tensors.items():
             assert tensor.grad is not None
@@ -76,12 +77,16 @@ class HalfMoments:
 
 
 def rounded(x: Tensor, bits: Tensor) -> Tensor:
-    """Returns x [n] f32 in bf16: up by one place where its lost bits and `bits`, int32 [n] of 0 to 65,535, carry."""
+    """Returns x [n] f32 rounded to bf16 [n]: up by one place where its lost bits and `bits`, int32 [n] of 0 to 65,535,
+    carry, else down.
+    """
     carried: Tensor = (x.view(torch.int32) + bits) >> _LOST_BITS
     return carried.to(torch.int16).view(torch.bfloat16)
 
 
 def next_bits(source: np.random.SFC64, like: Tensor) -> Tensor:
-    """Returns as many random numbers of 0 to 65,535, int32, as a tensor has numbers."""
+    """Returns as many random integers of 0 to 65,535 as `like` [n] has elements, int32 [n] on its device, drawn from
+    `source`.
+    """
     drawn = source.random_raw(-(-len(like) // 4)).view(np.uint16)[: len(like)]
     return torch.from_numpy(drawn.astype(np.int32)).to(like.device)

@@ -35,7 +35,7 @@ class RunLog:
     entries: list[dict[str, Any]] = field(default_factory=list)
 
     def restore(self, folder: Path, step: int) -> None:
-        """Loads the entries of a checkpoint's log.
+        """Replaces the entries by those of a checkpoint's trainer_state.json up to step `step`.
 
         Raises:
             BadCheckpoint: its file is damaged.
@@ -50,23 +50,25 @@ class RunLog:
             raise BadCheckpoint(f"{path} is damaged: {error}") from None
 
     def add(self, step: int, **figures: float) -> dict[str, Any]:
-        """Adds an entry; returns it."""
+        """Adds an entry with these figures, the step and the epoch to the log in memory; returns the entry, as
+        `log_history` has it.
+        """
         entry = {"epoch": round(step / self.per_epoch, 4), "step": step, **figures}
         self.entries.append(entry)
         return entry
 
     @property
     def losses(self) -> list[tuple[int, float]]:
-        """The losses of training, by step."""
+        """The logged training losses as pairs (step, loss)."""
         return [(each["step"], each["loss"]) for each in self.entries if "loss" in each]
 
     @property
     def evaluations(self) -> list[tuple[int, float]]:
-        """The losses of held-out samples, by step."""
+        """The logged losses of held-out samples as pairs (step, loss)."""
         return [(each["step"], each["eval_loss"]) for each in self.entries if "eval_loss" in each]
 
     def begin(self, output: Path) -> None:
-        """Writes the log anew, with the entries so far.
+        """Writes the file trainer_log.jsonl in the output folder anew, with the entries so far.
 
         Raises:
             OSError: it cannot be written.
@@ -75,8 +77,11 @@ class RunLog:
         smallfiles.write(output / LOG, text)
 
     def append(self, output: Path, entry: dict[str, Any], seconds: float, tokens: int) -> None:
-        """Writes the line of an entry to the log file.
+        """Appends the line of an entry to trainer_log.jsonl in the output folder.
 
+        Args:
+            seconds: the time that the run has taken.
+            tokens: the tokens that were read so far.
         Raises:
             OSError: it cannot be written.
         """
@@ -85,7 +90,8 @@ class RunLog:
             file.write(_line(entry, self.steps, seconds, tokens))
 
     def write_state(self, folder: Path, step: int) -> None:
-        """Writes trainer_state.json.
+        """Writes the log and the settings of the run after `step` steps to trainer_state.json in a folder, as
+        transformers does.
 
         Raises:
             OSError: it cannot be written.
@@ -110,7 +116,9 @@ class RunLog:
 
 
 def has_overfitted(evaluations: list[tuple[int, float]]) -> bool:
-    """Returns whether the loss of held-out samples has just risen three times one after the other."""
+    """Returns whether the last three of the losses of held-out samples, pairs (step, loss) by step, are each higher
+    than the one before.
+    """
     last = [loss for _, loss in evaluations[-4:]]
     return len(last) == 4 and all(a < b for a, b in pairwise(last))
 

@@ -74,7 +74,9 @@ class FinetuneSizes:
 
     @classmethod
     def of(cls, model: Model, recipe: Recipe) -> FinetuneSizes:
-        """Returns the sizes of a model with weights in these formats."""
+        """Returns the sizes of a model (layers, products, bytes of weights) with weights in the formats of `recipe`, on
+        which the memory of a run depends.
+        """
         return cls(
             model.spec,
             max(dense_elements(model).values(), default=0),
@@ -102,7 +104,7 @@ class RunMemory:
     evaluated: int = 0
 
     def alone(self) -> tuple[MemoryPart, ...]:
-        """Returns what takes main memory where the CPU computes everything."""
+        """Returns the uses of main memory during a run, each with its bytes, where the CPU computes everything."""
         return (
             MemoryPart("weights", self.sizes.weights),
             MemoryPart(_FACTORS, self._factor_bytes(DenseFactors, ExpertFactors)),
@@ -115,7 +117,9 @@ class RunMemory:
         )  # fmt: skip
 
     def beside(self, resident: int) -> tuple[MemoryPart, ...]:
-        """Returns what takes main memory beside a GPU that has the dense matrices of so many layers."""
+        """Returns the uses of main memory during a run, each with its bytes, beside a GPU that has the dense matrices
+        of `resident` layers all the time.
+        """
         streamed = sum(self.sizes.dense[resident:-1])
         crossing = _CROSSING * max(self.most, self.evaluated) * self.sizes.spec.hidden * 4
         return (
@@ -128,7 +132,9 @@ class RunMemory:
         )
 
     def on_device(self, resident: int, vram_bytes: int) -> tuple[MemoryPart, ...]:
-        """Returns what takes memory of a GPU of this size that has the dense matrices of so many layers."""
+        """Returns the uses of a GPU's memory of `vram_bytes` during a run, each with its bytes, if it has the dense
+        matrices of `resident` layers all the time.
+        """
         *layers, head = self.sizes.dense
         rows = 2 * 4 * max(self.most, self.evaluated) * self.sizes.spec.hidden
         return (
@@ -144,7 +150,9 @@ class RunMemory:
         )
 
     def resident(self, gpu: Gpu) -> int:
-        """Returns how many layers can have their dense matrices on a GPU all the time: as many as fit."""
+        """Returns the number of layers whose dense matrices can be on a GPU all the time: as many as fit into its free
+        memory.
+        """
         count = self.sizes.spec.layers
         while count and total_bytes(self.on_device(count, gpu.vram_bytes)) > gpu.free_bytes:
             count -= 1
@@ -196,13 +204,13 @@ class RunMemory:
 
 
 def total_bytes(parts: Sequence[MemoryPart]) -> int:
-    """Returns the bytes of all uses of a memory."""
+    """Returns the sum of the bytes of all uses of a memory."""
     return sum(each.size_bytes for each in parts)
 
 
 def program_elements(model: Model) -> int:
-    """Returns the number of elements that the native products hold for one row: the widest input, output and row of
-    experts, and what the slots of its experts need forward and backward.
+    """Returns the number of f32 elements that the buffers of the native products hold for one row (token): the widest
+    input, output and row of experts, and what the slots of its experts need forward and backward.
     """
     found = products_of(model)
     body = [each.weight for each in found.linear if each.weight.part is not ModelPart.HEAD]
@@ -212,7 +220,9 @@ def program_elements(model: Model) -> int:
 
 
 def expert_elements(model: Model) -> int:
-    """Returns the numbers that the native products hold of one row where they are those of experts alone."""
+    """Returns the number of f32 elements that the buffers of the native products hold for one row (token) if the CPU
+    computes experts alone.
+    """
     found = products_of(model)
     hidden = max((each.down.n for each in found.experts), default=0)
     return 3 * hidden + found.top_k * _slot_elements(found)
@@ -226,8 +236,8 @@ def _slot_elements(found: ModelProducts) -> int:
 
 
 def dropped_elements(factors: Sequence[TrainedFactors]) -> int:
-    """Returns the number of elements that a layer's dense factors read of one row: with dropout each reads a copy of
-    its own.
+    """Returns the number of elements that the trained factors of dense matrices read of one row (token) in the layer
+    where that is most: with dropout each reads a copy of its own.
     """
     found = Counter[int | None]()
     for each in factors:

@@ -54,10 +54,11 @@ class FactorOptimizer:
         )
 
     def step(self, share: float) -> float:
-        """Updates the factors by their gradients, which it clips in place; returns the norm of all gradients.
+        """Updates the trained factors by AdamW from their gradients, which it clips in place; returns the norm of all
+        gradients before that.
 
         Args:
-            share: of the highest learning rate.
+            share: the learning rate of this step as a fraction of the highest.
         Raises:
             NotFinite: the norm is not finite; no factor has changed.
         """
@@ -78,7 +79,9 @@ class FactorOptimizer:
         return norm
 
     def moments(self) -> dict[str, Tensor]:
-        """Returns the moments by name, as they are: zeros before the first step."""
+        """Returns AdamW's moments of each factor by name ("NAME.a.exp_avg"), f32 or bf16 in its shape, not copied:
+        zeros before the first step.
+        """
         if self._half is not None:
             return self._half.state
         found = {}
@@ -91,7 +94,9 @@ class FactorOptimizer:
         return found
 
     def restore(self, steps: int, moments: Mapping[str, Tensor]) -> None:
-        """Takes over moments as `moments` gave them behind so many steps, in whichever type."""
+        """Sets the number of steps and the moments to those that `moments` returned after `steps` steps, whether in f32
+        or bf16.
+        """
         self.steps = steps
         if self._half is not None:
             for name, each in self._half.state.items():

@@ -31,17 +31,17 @@ class StepOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The steps of an epoch."""
+        """The number of optimizer steps in an epoch."""
         return -(-len(self.units) // self.per_step)
 
     def steps(self, settings: FinetuneSettings) -> int:
-        """Returns the number of steps of a run."""
+        """Returns the number of optimizer steps of a run: `max_steps` if it is set, else those of its epochs."""
         if settings.max_steps > 0:
             return settings.max_steps
         return max(1, math.ceil(settings.num_train_epochs * self.steps_per_epoch))
 
     def samples(self, step: int) -> Unit:
-        """Returns the numbers of the samples of step 0, 1, …"""
+        """Returns the indices of the samples that optimizer step number `step` (0, 1, …) is trained with."""
         epoch, at = divmod(step, self.steps_per_epoch)
         order = _shuffled(len(self.units), self.seed, epoch)
         chosen = order[at * self.per_step : (at + 1) * self.per_step]
@@ -56,11 +56,12 @@ def _shuffled(count: int, seed: int, epoch: int) -> tuple[int, ...]:
 def units_of(
     lengths: Sequence[int], numbers: Sequence[int], cutoff: int, *, packs: bool
 ) -> tuple[Unit, ...]:
-    """Returns samples as documents of their own, or packed: joined in their order up to `cutoff` tokens.
+    """Returns the trained samples as units that count as one document each: tuples of sample indices, with one sample
+    each, or packed: joined in their order up to `cutoff` tokens.
 
     Args:
         lengths: the tokens of each sample.
-        numbers: those that are trained.
+        numbers: the indices of the samples that are trained.
     """
     if not packs:
         return tuple((number,) for number in numbers)
@@ -76,10 +77,11 @@ def units_of(
 
 
 def split(count: int, val_size: float, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the indices of the samples that are trained, and of those that are held out, ascending.
+    """Returns two tuples of the indices 0 to `count` - 1 of samples, ascending: those that are trained, and those that
+    are held out, chosen at random by the seed.
 
     Args:
-        val_size: how many are held out; below 1: which share of them, one at least.
+        val_size: the number of samples that are held out; below 1: the share of them, one sample at least; 0: none.
     """
     if not val_size:
         return tuple(range(count)), ()
@@ -105,17 +107,18 @@ class RateSchedule:
 
     @classmethod
     def of(cls, settings: FinetuneSettings, steps: int) -> RateSchedule:
-        """Returns the schedule of a run of so many steps.
+        """Returns the schedule of learning rates that the settings describe, for a run of `steps` steps.
 
-        A share of them never is all of them: the only step of a run would have the rate 0, and train nothing.
+        A warm-up given as a share of the steps never is all of them: the only step of a run would have the rate 0, and
+        train nothing.
         """
         warmup = settings.warmup_steps or min(math.ceil(settings.warmup_ratio * steps), steps - 1)
         kind = settings.lr_scheduler_type
         return cls(kind, steps, 0 if kind == "constant" else warmup)
 
     def share(self, step: int) -> float:
-        """Returns the fraction of the highest learning rate for step 0, 1, …; it is 0 for the first of a warm-up, as in
-        transformers' schedules.
+        """Returns the learning rate of step 0, 1, … as a fraction of the highest; it is 0 for the first step of a
+        warm-up, as in transformers' schedules.
         """
         if step < self.warmup:
             return step / self.warmup

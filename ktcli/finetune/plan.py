@@ -67,12 +67,12 @@ class GpuShare:
 
     @property
     def need_bytes(self) -> int:
-        """The bytes of its memory that the run takes."""
+        """The bytes of the GPU's memory that the run takes."""
         return total_bytes(self.memory)
 
     @property
     def fits(self) -> bool:
-        """Whether it has enough memory."""
+        """Whether the GPU has enough free memory for the run."""
         return self.need_bytes <= self.available_bytes
 
 
@@ -123,28 +123,30 @@ class FinetunePlan:
 
     @property
     def parameters(self) -> int:
-        """The number of trained parameters."""
+        """The number of trained parameters: of the LoRA factors of all parts."""
         return sum(each.parameters for each in self.parts)
 
     @property
     def need_bytes(self) -> int:
-        """The bytes of memory that the run takes."""
+        """The bytes of main memory that the run takes."""
         return total_bytes(self.memory)
 
     @property
     def run_s(self) -> float | None:
-        """The predicted seconds of all steps and evaluations; None: unknown without the data."""
+        """The predicted seconds of all optimizer steps and evaluations of the run; None: unknown, as the data was not
+        read.
+        """
         if self.step_s is None or self.steps is None:
             return None
         return self.steps * self.step_s + self.evaluations * (self.evaluation_s or 0.0)
 
     @property
     def fits(self) -> bool:
-        """Whether there is enough memory."""
+        """Whether main memory, and that of the GPU if one is used, suffice for the run."""
         return self.need_bytes <= self.available_bytes and (self.gpu is None or self.gpu.fits)
 
     def require(self) -> None:
-        """Raises NotEnoughMemory if the plan does not fit.
+        """Raises an error if the run does not fit into main memory, or into that of the GPU if one is used.
 
         Raises:
             NotEnoughMemory: it does not; the hint has what would fit.
@@ -179,7 +181,7 @@ class PlannedModel:
 
     @cached_property
     def sizes(self) -> FinetuneSizes:
-        """The sizes of the model."""
+        """The sizes of the model and of its weights in bytes, on which the memory of a run depends."""
         return FinetuneSizes.of(self.model, self.recipe)
 
 
@@ -199,13 +201,13 @@ class TrainingSplit:
 
     @property
     def evaluated(self) -> list[Sample]:
-        """The samples for evaluation."""
+        """The samples for evaluation: those of the data that are held out, then those of separate files."""
         separate = self.separate.samples if self.separate else ()
         return [*(self.read.samples[number] for number in self.held), *separate]
 
 
 def lora_of(settings: FinetuneSettings) -> LoraSettings:
-    """Returns the LoRA options of the settings, in the form of `training`."""
+    """Returns the LoRA options (rank, alpha, targets, rsLoRA, seed, dropout) of fine-tuning settings."""
     return LoraSettings(
         settings.lora_rank,
         settings.alpha,
@@ -219,10 +221,11 @@ def lora_of(settings: FinetuneSettings) -> LoraSettings:
 def plan_run(
     about: PlannedModel, settings: FinetuneSettings, data: TrainingSplit | None
 ) -> FinetunePlan:
-    """Returns the plan of a run; with advice if it does not fit.
+    """Returns the plan of a fine-tuning run: trained parameters, memory, steps and predicted times; with advice on what
+    would fit if it does not.
 
     Args:
-        data: None: every step is taken to have documents of `cutoff_len` tokens.
+        data: the samples of the run; None: every step is taken to have documents of `cutoff_len` tokens.
     Raises:
         UsageError: the settings name no target of the model, or a rank exceeds a dimension.
     """
@@ -236,19 +239,21 @@ def plan_run(
 
 
 def most_tokens(data: TrainingSplit) -> int:
-    """Returns the most tokens that a step can have: those of its longest documents."""
+    """Returns the most tokens that an optimizer step can have: those of its longest documents."""
     lengths = [len(each.ids) for each in data.read.samples]
     units = sorted((sum(lengths[n] for n in unit) for unit in data.order.units), reverse=True)
     return sum(units[: data.order.per_step])
 
 
 def evaluation_size(settings: FinetuneSettings) -> int:
-    """Returns how many documents of an evaluation are computed together: no more than in a step."""
+    """Returns the number of held-out documents whose loss is computed together: at most the documents of an optimizer
+    step.
+    """
     return min(settings.per_device_eval_batch_size, settings.documents)
 
 
 def most_evaluated(data: TrainingSplit, settings: FinetuneSettings) -> int:
-    """Returns the most tokens of an evaluation that are computed together."""
+    """Returns the most tokens of held-out documents whose loss is computed together; 0 if there are none."""
     lengths, size = [len(each.ids) for each in data.evaluated], evaluation_size(settings)
     return max(
         (sum(lengths[first : first + size]) for first in range(0, len(lengths), size)), default=0
@@ -256,7 +261,9 @@ def most_evaluated(data: TrainingSplit, settings: FinetuneSettings) -> int:
 
 
 def evaluations(settings: FinetuneSettings, steps: int, per_epoch: int) -> int:
-    """Returns the number of evaluations of a run that has held-out samples: the last step always has one."""
+    """Returns the number of evaluations in a run of `steps` steps that has held-out samples, the one after the last
+    step included; 0 if the settings ask for none.
+    """
     each = settings.evaluated_each(per_epoch)
     return 0 if each is None else ceil(steps / each)
 
@@ -401,7 +408,9 @@ def _advice(about: PlannedModel, settings: FinetuneSettings, tokens: int) -> str
 
 
 def order_of(read: SampleSet, settings: FinetuneSettings, numbers: Sequence[int]) -> StepOrder:
-    """Returns the order of training: the documents of each step, made of the samples with these indices."""
+    """Returns the documents of each optimizer step, made of the samples with these indices, separate or packed as the
+    settings say.
+    """
     lengths = [len(each.ids) for each in read.samples]
     units = units_of(lengths, numbers, settings.cutoff_len, packs=settings.packs)
     return StepOrder(units, settings.documents, settings.seed)

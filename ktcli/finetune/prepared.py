@@ -84,18 +84,18 @@ class Asked:
 
     @property
     def output(self) -> Path:
-        """The folder that the run writes into."""
+        """The folder that the run writes into: `output_dir`, or finetune/NAME in the library's folder."""
         said = self.settings.output_dir
         return Path(said).expanduser() if said else config.home() / "finetune" / self.name
 
     @property
     def wanted(self) -> Wanted:
-        """The options with which the model would be loaded for a chat."""
+        """The options with which the model would be loaded for a chat with a context of `cutoff_len` positions."""
         return Wanted(self.settings.cutoff_len, self.threads, numa=self.numa)
 
 
 def require_trainable(settings: FinetuneSettings) -> None:
-    """Raises an error if the model cannot be trained, which its config alone tells.
+    """Raises an error if the model that the settings name cannot be trained, as far as its config tells.
 
     Raises:
         UsageError: no model is named, it has an adapter, its family cannot be trained, or its context is too short.
@@ -118,10 +118,10 @@ def require_trainable(settings: FinetuneSettings) -> None:
 
 
 def read_data(asked: Asked, texts: TextModel, listener: Listener = SILENT) -> TrainingSplit:
-    """Returns the samples of a run, and the indices of those that are held out.
+    """Returns the samples of a run read from its data files, the order of its steps, and the samples that are held out.
 
     Raises:
-        UsageError: the data is not what it should be, or nothing is left to train.
+        UsageError: the data is not valid, or no sample is left to train.
     """
     s = asked.settings
     read = read_samples(asked.sources, texts, s.samples, listener)
@@ -144,7 +144,9 @@ def _dropped(read: SampleSet) -> str:
 
 
 def find_texts(asked: Asked, listener: Listener = SILENT) -> tuple[Ready, TextModel]:
-    """Returns the conversion of the model, pulled and converted if need be, and its text files; raises as `prepare`."""
+    """Returns (the conversion of the model that the settings name, pulled and converted if need be; its text files,
+    such as tokenizer and chat template); raises as `prepare`.
+    """
     ready = prepare(asked.settings.model_name_or_path, asked.wanted, listener=listener)
     return ready, read_trained_texts(ready.base, ready.pack)
 
@@ -156,8 +158,8 @@ def plan_asked(
     machine: Path | None = None,
     listener: Listener = SILENT,
 ) -> FinetunePlan:
-    """Returns the plan of a run, on this machine or on a described one. A GPU that nobody asked for is used if it has
-    enough memory, and the model is not small.
+    """Returns the plan of a fine-tuning run, on this machine or on the one that the file `machine` describes. A GPU
+    that nobody asked for is used if it has enough memory, and the model is not small.
 
     Args:
         data, ready: None: the model need not be on disk, and steps are taken to be full.
@@ -195,7 +197,7 @@ def _gpus_here(where: str, listener: Listener) -> tuple[Gpu, ...]:
 
 
 def begin_output(asked: Asked) -> Path | None:
-    """Returns the checkpoint that the run resumes from, None if it starts anew; nothing is written.
+    """Returns the path of the checkpoint that the run resumes from; None: it starts anew. Nothing is written.
 
     Raises:
         UsageError: there are checkpoints of which nobody said what is to become, or there is none to go on from.
@@ -243,8 +245,8 @@ def _refused(output: Path, why: str | None) -> KtError:
 
 @contextmanager
 def held_output(asked: Asked) -> Iterator[Path]:
-    """Opens a context that creates and locks the output folder; at its end the folder is removed if nothing was written
-    into it.
+    """Opens a context that gives the output folder, created if need be and locked; at its end the folder is removed if
+    it was created and nothing was written into it.
 
     Raises:
         KtError: it cannot be made. Busy: another run holds it.
@@ -273,7 +275,7 @@ def open_run(
     resumed: Path | None,
     listener: Listener = SILENT,
 ) -> FinetuneRun:
-    """Returns a run with its model loaded, at its beginning or at a checkpoint.
+    """Returns a fine-tuning run with its model loaded, at its beginning or at the checkpoint `resumed`.
 
     Raises:
         UsageError: the checkpoint belongs to other data, another conversion or other settings.
@@ -348,7 +350,9 @@ def _loaded(
 
 
 def identity_of(settings: FinetuneSettings, data: TrainingSplit, ready: Ready) -> RunIdentity:
-    """Returns the inputs of a run that its checkpoints depend on."""
+    """Returns the inputs of a run that its checkpoints depend on: SHA-256 of the data, identity of the conversion, and
+    the settings that decide the order of samples and the shape of the adapter.
+    """
     s = settings
     order = {
         "lora_rank": s.lora_rank,

@@ -54,10 +54,10 @@ class RunWatcher(Protocol):
     """The interface of a listener for the progress of a run."""
 
     def stepped(self, report: StepReport) -> None:
-        """Called with the figures of a step."""
+        """Called after each optimizer step with its figures: loss, learning rate, speed, memory."""
 
     def evaluated(self, step: int, loss: float) -> None:
-        """Called with the loss of held-out samples."""
+        """Called after each evaluation with the number of steps done and the mean loss of the held-out samples."""
 
     def warn(self, text: str) -> None:
         """Called with a sentence that the user should know although the run goes on."""
@@ -128,7 +128,8 @@ class FinetuneRun:
         self._saved: int | None = None
 
     def restore(self, folder: Path, saved: SavedState) -> None:
-        """Resumes from a checkpoint; the model must have the checkpoint's factors already.
+        """Sets the run to the state of a checkpoint: step, moments of the optimizer, log; the model must have the
+        checkpoint's factors already.
 
         Raises:
             BadCheckpoint: it is damaged.
@@ -140,10 +141,11 @@ class FinetuneRun:
         self._saved = saved.step if folder.parent == self._place.output else None
 
     def train(self, watcher: RunWatcher, stop: Callable[[], bool] = lambda: False) -> RunResult:
-        """Runs the remaining steps and saves the last one; returns the outcome.
+        """Runs the remaining optimizer steps, with evaluations and checkpoints, and saves a checkpoint of the last;
+        returns the outcome.
 
         Args:
-            stop: asked behind each step whether the run is to end there.
+            stop: called after each step; the run ends there if it returns True.
         Raises:
             KtError: a loss or a gradient is not finite, or a checkpoint cannot be written; earlier ones are kept. In
                 the first case the adapter as it was before that step is saved.
@@ -170,7 +172,9 @@ class FinetuneRun:
         return self._result()
 
     def evaluate(self) -> float | None:
-        """Returns the mean loss over the trained tokens of held-out samples; None: there are none."""
+        """Returns the mean loss over the trained tokens of the held-out samples, in nats; None: there are no such
+        samples.
+        """
         total, tokens = 0.0, 0
         size = evaluation_size(self._settings)
         for first in range(0, len(self._held), size):
@@ -302,7 +306,7 @@ class FinetuneRun:
         self.log.write_state(folder, self.step)
 
     def write_adapter(self, folder: Path) -> None:
-        """Writes the current adapter in peft's format.
+        """Writes the current LoRA factors as an adapter in peft's format into a folder.
 
         Raises:
             OSError: it cannot be written.
@@ -319,7 +323,7 @@ class FinetuneRun:
             ) from error
 
     def finish(self) -> None:
-        """Writes the adapter and the state of the run to the output folder itself, where readers of LLaMA-Factory's
+        """Writes the adapter and trainer_state.json to the output folder itself, where readers of LLaMA-Factory's
         output look for them.
 
         Raises:

@@ -122,22 +122,22 @@ class FinetuneSettings:
 
     @property
     def betas(self) -> tuple[float, float]:
-        """The decay rates of AdamW's moments."""
+        """The decay rates (beta1, beta2) of AdamW's moments."""
         return self.adam_beta1, self.adam_beta2
 
     @property
     def alpha(self) -> float:
-        """The alpha of the adapter: 2 r unless it is given."""
+        """The alpha of the LoRA adapter: `lora_alpha`, or twice the rank if that is None."""
         return 2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
 
     @property
     def documents(self) -> int:
-        """The documents of an optimizer step, or the packed rows of documents."""
+        """The number of documents (if packed, of packed rows of documents) in an optimizer step."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
 
     @property
     def packs(self) -> bool:
-        """Whether documents are joined up to `cutoff_len` tokens, and then count as one of `documents`."""
+        """Whether samples are joined up to `cutoff_len` tokens, and then count as one of `documents`."""
         return self.neat_packing or (self.stage == "pt" if self.packing is None else self.packing)
 
     @property
@@ -146,20 +146,22 @@ class FinetuneSettings:
         return self.disable_gradient_checkpointing or self.kt_cpu_activation == "retain"
 
     def evaluated_each(self, per_epoch: int) -> int | None:
-        """Returns after how many steps held-out samples are evaluated, an epoch having so many; None: never."""
+        """Returns after how many steps each the held-out samples are evaluated, if an epoch has `per_epoch` steps;
+        None: never.
+        """
         if self.eval_strategy == "no":
             return None
         return per_epoch if self.eval_strategy == "epoch" else self.eval_steps or per_epoch
 
     @property
     def samples(self) -> SampleSettings:
-        """The settings by which rows become samples, which have the same names there."""
+        """Those of the settings by which rows of data become samples; they have the same names in SampleSettings."""
         names = (each.name for each in fields(SampleSettings))
         return SampleSettings(**{name: getattr(self, name) for name in names})
 
     @property
     def document(self) -> dict[str, Any]:
-        """All settings as a document for JSON and YAML."""
+        """All settings by name, as values that JSON and YAML can express: lists in place of tuples."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
 
@@ -196,7 +198,8 @@ class GivenSettings:
 
 
 def read_given(given: Sequence[tuple[str, Mapping[str, Any]]]) -> GivenSettings:
-    """Returns the settings of several sources; later ones override earlier ones.
+    """Returns the fine-tuning settings from several sources, later ones overriding earlier ones, and sentences on keys
+    that have no effect.
 
     Args:
         given: keys with their values, and where each source is: "train.yaml", "the command line".
@@ -223,10 +226,10 @@ def read_given(given: Sequence[tuple[str, Mapping[str, Any]]]) -> GivenSettings:
 
 
 def require_possible(settings: FinetuneSettings) -> None:
-    """Raises UsageError if settings contradict each other.
+    """Raises an error if fine-tuning settings contradict each other, or ask for what kt cannot do.
 
     Raises:
-        UsageError: kt cannot do what is asked for.
+        UsageError: they do.
     """
     s = settings
     if not s.do_train:

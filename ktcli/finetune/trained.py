@@ -28,13 +28,17 @@ class TrainedAdapter(Adapter):
     """An adapter whose values are in memory: the current ones of trained factors."""
 
     def values(self, pair: LoraPair) -> tuple[F32, F32]:
-        """Returns A [count, r, k] and B [count, n, r] of a pair, f32."""
+        """Returns the current LoRA factors of a pair: (A [count, r, k], B [count, n, r]), f32; count: the matrices of
+        its target.
+        """
         a, b = self._factors[own_spelling(pair.target.name)].values
         return a.numpy(), b.numpy()
 
     @classmethod
     def of(cls, trained: TrainableModel, base: str, *, rslora: bool) -> TrainedAdapter:
-        """Returns the factors of a model as an adapter for a base of this name."""
+        """Returns the trained factors of a model as a LoRA adapter, in memory, whose config names the base model
+        `base`.
+        """
         pairs = tuple(_pair(each) for each in trained.factors.values())
         first = next(iter(trained.factors.values()))
         settings = AdapterSettings(
@@ -50,7 +54,7 @@ class TrainedAdapter(Adapter):
 
 
 def write_trained(trained: TrainableModel, folder: Path, base: str, *, rslora: bool) -> None:
-    """Writes the factors of a model to a folder in peft's format, in f32.
+    """Writes the trained factors of a model to a folder as an adapter in peft's format, in f32.
 
     Raises:
         OSError: a file cannot be written.
@@ -60,7 +64,8 @@ def write_trained(trained: TrainableModel, folder: Path, base: str, *, rslora: b
 
 
 def fill_factors(trained: TrainableModel, folder: Path) -> None:
-    """Loads the factors of an adapter's folder, which has those of the same targets and ranks.
+    """Loads the LoRA factors of the adapter in a folder into a model's trained factors, which must have the same
+    targets, ranks and scales.
 
     Raises:
         NotFound, BadCheckpoint: there is no adapter, it is damaged, or it is for another model.

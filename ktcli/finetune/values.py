@@ -23,12 +23,14 @@ class WrongValue(ValueError):
 
 
 def is_nothing(value: Any) -> bool:
-    """Returns whether a value means the default: null in a file, or its text."""
+    """Returns whether the value of a setting means its default: None, or a text that is empty, "null" or "~"."""
     return value is None or (isinstance(value, str) and value.strip().lower() in _NOTHING)
 
 
 def whole(low: int, high: int) -> Reader:
-    """Returns a parser of whole numbers within inclusive bounds."""
+    """Returns a function that reads a value of a setting as a whole number from `low` to `high`, both inclusive; it
+    raises WrongValue for any other.
+    """
 
     def read(value: Any) -> int:
         number = _number(value)
@@ -42,7 +44,9 @@ def whole(low: int, high: int) -> Reader:
 
 
 def real(low: float, high: float, *, above: bool = False) -> Reader:
-    """Returns a parser of numbers within inclusive bounds; `above`: the lower one is exclusive."""
+    """Returns a function that reads a value of a setting as a number from `low` to `high`, both inclusive (`above`:
+    `low` exclusive); it raises WrongValue for any other.
+    """
     begins = f"above {low:g} and at most" if above else f"from {low:g} to"
 
     def read(value: Any) -> float:
@@ -55,10 +59,10 @@ def real(low: float, high: float, *, above: bool = False) -> Reader:
 
 
 def switch(value: Any) -> bool:
-    """Returns true or false.
+    """Returns the bool that a value of a setting means: a bool, or a text such as "true", "no", "on".
 
     Raises:
-        WrongValue: it is neither.
+        WrongValue: it means neither.
     """
     found = value if isinstance(value, bool) else _SWITCHES.get(str(value).strip().lower())
     if found is None:
@@ -67,10 +71,10 @@ def switch(value: Any) -> bool:
 
 
 def text(value: Any) -> str:
-    """Returns a value that is a text, or a number as text.
+    """Returns a value of a setting as text: a text as it is, a number written out.
 
     Raises:
-        WrongValue: it is a list or an object, or has what no file and no model can.
+        WrongValue: it is not a text or a number, or has characters that the name of a file cannot have.
     """
     if not isinstance(value, str | int | float) or isinstance(value, bool) or not _is_plain(value):
         raise WrongValue(f"must be a text, not {_shown(value)}")
@@ -78,7 +82,7 @@ def text(value: Any) -> str:
 
 
 def one_of(*words: str) -> Reader:
-    """Returns a parser of one of some words."""
+    """Returns a function that reads a value of a setting as one of `words`; it raises WrongValue for any other."""
 
     def read(value: Any) -> str:
         if value is False and "no" in words:
@@ -91,7 +95,7 @@ def one_of(*words: str) -> Reader:
 
 
 def names(value: Any) -> tuple[str, ...]:
-    """Returns the names in a list, or in a comma-separated text.
+    """Returns the names in a value of a setting: a list of texts, or a comma-separated text.
 
     Raises:
         WrongValue: it is something else, or has no name.
@@ -108,7 +112,7 @@ def names(value: Any) -> tuple[str, ...]:
 
 
 def shares(value: Any) -> tuple[float, ...]:
-    """Returns the numbers in a list, or in a comma-separated text, each above 0 and at most 1.
+    """Returns the numbers in a value of a setting, a list or a comma-separated text, each above 0 and at most 1.
 
     Raises:
         WrongValue: it is something else.
@@ -120,7 +124,7 @@ def shares(value: Any) -> tuple[float, ...]:
 
 
 def switch_or_text(value: Any) -> bool | str:
-    """Returns true, false, or a text that is neither.
+    """Returns a value of a setting as a bool if it means true or false (see `switch`), else as text.
 
     Raises:
         WrongValue: it is a list or an object.

@@ -68,7 +68,9 @@ class Facts:
 
     @property
     def in_cpu(self) -> bool:
-        """Whether CPUID lists all features that the kernels with tiles use."""
+        """Whether CPUID lists all CPU features that kernels with AMX tiles use: tile, INT8, BF16, and tiles of full
+        size.
+        """
         return self.tile and self.int8 and self.bf16 and self.shape
 
 
@@ -99,7 +101,9 @@ class Verdict:
 
 
 def explain(facts: Facts) -> Verdict:
-    """Returns whether tiles are used, and why, from the three conditions."""
+    """Returns the verdict about AMX: whether the tile kernels are used, why or why not, what would make them usable,
+    and the checks of CPUID, operating system and permission.
+    """
     reason, fix = _reason(facts)
     return Verdict(
         cpuid=_cpuid(facts),
@@ -122,7 +126,13 @@ def _possible(facts: Facts) -> bool:
 
 
 def known_for_tiles(model: str | None, signature: tuple[int, int] | None) -> str:
-    """Returns the name of the CPU's generation, if that has AMX; else empty."""
+    """Returns the name of a CPU's generation ("Sapphire Rapids"), or the part of its marketing name that shows it, if
+    CPUs of that generation have AMX; "" otherwise.
+
+    Args:
+        model: the marketing name of the CPU; None: unknown.
+        signature: its family and model number, as in /proc/cpuinfo; None: unknown.
+    """
     if signature in _MODELS:
         return _MODELS[signature]
     found = re.search(_NAMES, model or "", re.IGNORECASE)

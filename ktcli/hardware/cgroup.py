@@ -18,7 +18,9 @@ _UNLIMITED = 1 << 60
 
 
 def cpu_quota(root: Path) -> float | None:
-    """Returns the CPU time that may be used, in CPUs; None: no limit."""
+    """Returns the CPU time that the cgroups of this process allow it, as a number of CPUs (1.5: one and a half); None:
+    no limit. Files are read below `root`, "/" on a running system.
+    """
     quotas: list[float] = []
     for folder in _levels(root, "cpu"):
         words = [whole(word) for word in (read(folder / "cpu.max") or "").split()]
@@ -32,7 +34,9 @@ def cpu_quota(root: Path) -> float | None:
 
 
 def memory_limit(root: Path) -> tuple[int, int] | None:
-    """Returns the limit and the use without page cache, in bytes, of the level with least room; None: no limit."""
+    """Returns the memory limit of this process's cgroups and how much of it is used (without page cache), both in
+    bytes; of several nested limits, those with the least room. None: no limit. Files are read below `root`.
+    """
     found: list[tuple[int, int]] = []
     for folder in _levels(root, "memory"):
         limits = [

@@ -22,7 +22,9 @@ _SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def read_cpu(root: Path, isa: tuple[str, ...]) -> Cpu:
-    """Returns the processor described under `root`; `isa` lists what the native library can run, best first."""
+    """Returns the facts of the processor described under `root`: name, features, cores, caches and CPU quota. `isa`
+    lists the rows of kernels that the native library can run, best first.
+    """
     info = table(read(root / "proc/cpuinfo"))
     cores, packages = _cores(root)
     allowed = allowed_cpus(root) or tuple(sorted(cpu for core in cores for cpu in core))
@@ -43,26 +45,30 @@ def read_cpu(root: Path, isa: tuple[str, ...]) -> Cpu:
 
 
 def read_signature(root: Path) -> tuple[int, int] | None:
-    """Returns the family and model number of the CPU; None: the system does not report them."""
+    """Returns the family and model number of the CPU from /proc/cpuinfo below `root`; None: the system does not report
+    them.
+    """
     info = table(read(root / "proc/cpuinfo"))
     family, model = whole(info.get("cpu family", "")), whole(info.get("model", ""))
     return None if family is None or model is None else (family, model)
 
 
 def allowed_cpus(root: Path) -> tuple[int, ...]:
-    """Returns the numbers of the CPUs that this process may run on, by cpuset, affinity mask and taskset."""
+    """Returns the numbers of the logical CPUs that this process may run on, by cpuset, affinity mask and taskset,
+    ascending; empty if the system does not report them.
+    """
     return listed(table(read(root / "proc/self/status")).get("Cpus_allowed_list"))
 
 
 def online_cpus(root: Path) -> tuple[int, ...]:
-    """Returns the numbers of the CPUs that are online."""
+    """Returns the numbers of the logical CPUs that are online, ascending."""
     base = root / "sys/devices/system/cpu"
     numbers = (whole(path.name[3:]) for path in base.glob("cpu[0-9]*"))
     return listed(read(base / "online")) or tuple(sorted(n for n in numbers if n is not None))
 
 
 def physical_cores(root: Path, cpus: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the first of `cpus` on each physical core."""
+    """Returns one CPU number, the lowest in `cpus`, for each physical core that has CPUs in `cpus`; ascending."""
     wanted, (cores, _) = set(cpus), _cores(root)
     usable = (sorted(core & wanted) for core in cores)
     return tuple(sorted(core[0] for core in usable if core))

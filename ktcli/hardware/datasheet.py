@@ -88,8 +88,8 @@ _UNKNOWN = (200, 15)
 
 
 def data_sheet(gpu: Gpu) -> Sheet:
-    """Returns the data sheet's row for a GPU: that of the longest name contained in its own, else that of its
-    generation.
+    """Returns a GPU's memory bandwidth (bytes/s) and bf16 operations per second according to data sheets: those of the
+    longest listed name that the GPU's name contains, else assumed ones for its compute capability.
     """
     words = f" {gpu.name} ".lower()
     matches = [name for name in GPUS if f" {name.lower()}" in words and _ends(words, name)]

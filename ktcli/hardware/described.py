@@ -87,7 +87,7 @@ class _Several:
 
 
 def is_described(text: str) -> bool:
-    """Returns whether a text describes a machine in words, and is not the name of a file."""
+    """Returns whether a text describes a machine in words ("cpu=… ram=…") rather than naming a file."""
     return re.match(r"\s*(cpu|ram|gpu)=", text) is not None
 
 
@@ -95,7 +95,7 @@ def described(text: str) -> Machine:
     """Returns the machine that a text describes, such as "cpu=2x8452Y ram=512G gpu=4090".
 
     Raises:
-        UsageError: they describe none; the sentence names the word.
+        UsageError: the text describes no machine; the message names the part that is wrong or missing.
     """
     found = re.findall(r"(\w+)=\s*((?:(?!\s+\w+=).)+)", text)
     words = {key: value.strip() for key, value in found}

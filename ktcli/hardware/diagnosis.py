@@ -93,7 +93,12 @@ class HostSetting:
 
 
 def explain_rows(rows: tuple[tuple[str, bool, str], ...], forced: str | None) -> tuple[Kernel, ...]:
-    """Returns each of the rows (name, usable, missing features), best first, with whether it is used, and why."""
+    """Returns each row of kernels (one set of kernels per instruction set) with whether it is the one used, and why.
+
+    Args:
+        rows: name, whether the CPU can run it, and the CPU features that it lacks; best first, as in the result.
+        forced: the row that KT_ISA asks for; None: the best usable one is used.
+    """
     usable = [name for name, ok, _ in rows if ok]
     used = forced if forced in usable else (usable[0] if usable and not forced else None)
     kernels = []
@@ -119,7 +124,8 @@ def diagnose(
     tiles: Verdict | None = None,
     tuning: Tuning | None = None,
 ) -> tuple[Problem, ...]:
-    """Returns the problems of a machine: worst first, then the costliest.
+    """Returns the problems of a machine and of kt's installation on it: worst level first, and within a level those
+    that cost most speed.
 
     Args:
         tiles: the verdict about AMX, if there is one.
@@ -136,7 +142,7 @@ def diagnose(
 
 
 def in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:
-    """Returns findings sorted: the worst level first, and within it the most costly ones."""
+    """Returns the problems sorted: the worst level first, and within a level the one with the largest loss."""
     return tuple(sorted(problems, key=lambda problem: (-problem.level, -problem.loss)))
 
 

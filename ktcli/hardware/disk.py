@@ -10,7 +10,9 @@ from ktcli.hardware.text import read_int
 
 
 def read_disk(folder: Path) -> Disk | None:
-    """Returns the facts of the disk of `folder`, which need not exist yet; None: they are unknown."""
+    """Returns the size, the free bytes and the kind of the disk that holds `folder`, which need not exist yet; None if
+    no folder above it can be examined.
+    """
     here = folder.absolute()
     while here != here.parent:
         try:

@@ -43,7 +43,8 @@ _LANE_BPS = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9
 
 
 def parse_device(said: str) -> tuple[str, int | None]:
-    """Returns the type and number in a device's name: "cuda:1" gives ("cuda", 1); without a number it is None.
+    """Returns the type ("auto", "cpu" or "cuda") and number in a device's name: "cuda:1" gives ("cuda", 1), and "cuda"
+    ("cuda", None).
 
     Raises:
         UsageError: the text names no device.
@@ -56,10 +57,10 @@ def parse_device(said: str) -> tuple[str, int | None]:
 
 
 def gpu_numbers(said: str) -> tuple[int, ...] | None:
-    """Returns the GPU numbers in a list, "0,1" as (0, 1), and None for "all".
+    """Returns the GPU numbers in a value of --gpus: "0,1" gives (0, 1); "all" gives None.
 
     Raises:
-        UsageError: the text is neither, or names a GPU twice.
+        UsageError: the text is neither a list of numbers nor "all", or names a GPU twice.
     """
     if said == ALL:
         return None
@@ -93,8 +94,8 @@ for i in range(torch.cuda.device_count()):
 
 
 def has_capability(gpu: Gpu, least: int) -> bool:
-    """Returns whether a GPU is of a generation or newer, by the first number of its compute capability; True if that is
-    unknown.
+    """Returns whether the major number of a GPU's CUDA compute capability is at least `least`;
+    True if it is unknown.
     """
     major = whole((gpu.capability or "").partition(".")[0])
     return major is None or major >= least
@@ -115,7 +116,9 @@ class GpusFound:
 
 
 def read_gpus(root: Path) -> GpusFound:
-    """Returns the GPUs of the machine under `root`; none if the driver does not answer."""
+    """Returns the usable NVIDIA GPUs of the machine under `root`, with the driver's messages about unusable ones; no
+    GPUs if no driver is loaded or it does not answer.
+    """
     if root != Path("/"):
         return _told(read(root / "nvidia-smi.csv") or "", QUERY)
     return look_for_gpus() if driver_loaded() else GpusFound()
@@ -152,15 +155,17 @@ def look_for_gpus() -> GpusFound:
 
 
 def hidden() -> str:
-    """Returns the end of a sentence that no GPU was found, naming the value of CUDA_VISIBLE_DEVICES; "" if it is not
-    set.
+    """Returns words to append to "no GPU was found" that name the value of CUDA_VISIBLE_DEVICES (" among those in …");
+    "" if the variable is not set.
     """
     named = os.environ.get(VISIBLE)
     return "" if named is None else f" among those in {VISIBLE}={named[:60]!r}"
 
 
 def hidden_by_mistake() -> bool:
-    """Returns whether CUDA_VISIBLE_DEVICES hides all GPUs by a value that is not one of those meant for that."""
+    """Returns whether an NVIDIA driver is loaded and CUDA_VISIBLE_DEVICES has a value other than "" and "-1", the two
+    that hide all GPUs on purpose. Call it where no GPU was found.
+    """
     return driver_loaded() and os.environ.get(VISIBLE, "").strip() not in ("", "-1")
 
 
@@ -205,7 +210,9 @@ def _said(command: list[str]) -> tuple[str, str]:
 
 
 def driven_gpus(drivers: Path = Path("/proc/driver/nvidia/gpus")) -> int:
-    """Returns the number of GPUs that the kernel's driver has, without querying any of them, which takes a second."""
+    """Returns the number of GPUs that NVIDIA's kernel driver lists under `drivers`; 0 without the driver. It queries no
+    GPU, which would take a second.
+    """
     try:
         return len(list(drivers.iterdir()))
     except OSError:
@@ -213,14 +220,15 @@ def driven_gpus(drivers: Path = Path("/proc/driver/nvidia/gpus")) -> int:
 
 
 def visible(gpus: tuple[Gpu, ...], named: str | None, uuids: Sequence[str] = ()) -> tuple[Gpu, ...]:
-    """Returns the GPUs that CUDA_VISIBLE_DEVICES leaves visible, numbered as CUDA then numbers them.
+    """Returns the GPUs of `gpus` that CUDA_VISIBLE_DEVICES leaves visible, in its order and renumbered from 0 as CUDA
+    does.
 
-    CUDA and torch ignore everything from the first name on that means none of them, and see no GPU at all where one is
+    CUDA and torch ignore the first name that matches no GPU and all names after it, and see no GPU at all where one is
     named twice. Source: the CUDA programming guide, and `torch.cuda._parse_visible_devices`.
 
     Args:
-        named: the value of CUDA_VISIBLE_DEVICES; None: unset.
-        uuids: of each GPU: they are named by them, or by how they begin.
+        named: the value of CUDA_VISIBLE_DEVICES; None: unset, all are visible.
+        uuids: the UUID of each GPU, of which `named` may give the first characters.
     """
     if named is None:
         return gpus
@@ -250,7 +258,9 @@ def _begun(gpus: Sequence[Gpu], uuids: Sequence[str], word: str) -> Gpu | None:
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
-    """Returns the GPUs in rows of `nvidia-smi` in the order of `QUERY`; rows that do not parse are left out."""
+    """Returns the GPUs in the CSV rows that `nvidia-smi` prints for the columns `QUERY`; rows that do not parse are
+    left out.
+    """
     return _told(text, QUERY).gpus
 
 

@@ -46,8 +46,9 @@ class Cpu:
 
     @property
     def fast(self) -> tuple[int, ...]:
-        """The cores that threads run on by default: a team waits for its slowest thread, so efficiency cores are
-        left out unless there are no others."""
+        """The numbers of the cores that threads run on by default, one CPU number per physical core. Efficiency cores
+        are left out unless there are no others, as a team waits for its slowest thread.
+        """
         slow = set(self.efficient)
         return tuple(core for core in self.cores if core not in slow) or self.cores
 
@@ -84,7 +85,9 @@ class Memory:
 
     @property
     def free_bytes(self) -> int:
-        """The bytes that a new process may take, of the machine and within the container's limit."""
+        """The bytes of main memory that a new process may take: available on the machine, and within the container's
+        limit.
+        """
         if self.limit_bytes is None:
             return self.available_bytes
         return max(0, min(self.available_bytes, self.limit_bytes - (self.used_bytes or 0)))
@@ -108,7 +111,7 @@ class Node:
 
     @property
     def has_memory(self) -> bool:
-        """Whether it has memory that this process may use."""
+        """Whether the NUMA node has memory that this process may use."""
         return self.allowed and self.size_bytes > 0
 
 
@@ -191,5 +194,5 @@ class Machine:
 
     @property
     def worker_nodes(self) -> tuple[Node, ...]:
-        """The nodes with usable cores: a memory without CPUs is not one."""
+        """The NUMA nodes with cores that this process may use; nodes that are only memory are left out."""
         return tuple(node for node in self.nodes if node.cores)

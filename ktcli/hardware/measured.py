@@ -20,7 +20,8 @@ GPU_RATES = ("read_bps", "bf16_ops", "copy_bps")
 
 
 def load(cpu: Cpu, threads: int, isa: str | None = None) -> Measured | None:
-    """Returns the measured rates of this CPU with these threads and this row; None: they were never measured.
+    """Returns the stored rates (memory read, int8 and bf16 operations per second) that were measured on this CPU model
+    with `threads` threads of one row of kernels; None: there are none, or they are invalid.
 
     Args:
         isa: the row of kernels; None: KT_ISA, else the best.
@@ -46,12 +47,16 @@ def load(cpu: Cpu, threads: int, isa: str | None = None) -> Measured | None:
 
 
 def entry(cpu: Cpu, threads: int, isa: str) -> dict[str, Any]:
-    """Returns the stored measurements of this CPU with these threads and this row, unchecked; empty: none."""
+    """Returns the entry of this CPU model, thread count and row of kernels `isa` in `measured.json`: values by name,
+    unchecked; empty if there is none.
+    """
     return entries().get(key(cpu.model, threads, isa), {})
 
 
 def with_rates(gpu: Gpu) -> Gpu:
-    """Returns the GPU with the rates measured on GPUs of its name; unchanged if there are none."""
+    """Returns `gpu` with the memory, copy and bf16 rates that `measured.json` holds for GPUs of its name; unchanged if
+    it holds none or invalid ones.
+    """
     found = entries().get(gpu_key(gpu), {})
     try:
         read, ops, copy = (float(found[name]) for name in GPU_RATES)
@@ -63,23 +68,25 @@ def with_rates(gpu: Gpu) -> Gpu:
 
 
 def gpu_key(gpu: Gpu) -> str:
-    """Returns the name of a GPU's entry in the file of measurements."""
+    """Returns the key of a GPU's entry in `measured.json`: "GPU | " and the name of the GPU."""
     return f"GPU | {gpu.name}"
 
 
 def key(model: str | None, threads: int, isa: str) -> str:
-    """Returns the name of a CPU's entry in the file of measurements."""
+    """Returns the key of a CPU's entry in `measured.json`: "MODEL | N threads | ROW", where ROW is the row of kernels
+    `isa`.
+    """
     return f"{model or 'unknown'} | {threads} threads | {isa}"
 
 
 def path() -> Path:
-    """Returns the path of the file that holds all measurements."""
+    """Returns the path of `measured.json` in the library folder, the file that holds all measurements."""
     return config.home() / "measured.json"
 
 
 def entries() -> dict[str, dict[str, Any]]:
-    """Returns all entries of the file of measurements, by name; an invalid value is dropped, and gone after the next
-    write.
+    """Returns all entries of `measured.json` by key (see `key` and `gpu_key`), each a JSON object of measurements.
+    Invalid entries are left out; empty if the file is missing or damaged.
     """
     try:
         known = smallfiles.json_object(smallfiles.read_bounded(path(), MAX_BYTES))

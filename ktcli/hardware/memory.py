@@ -12,7 +12,9 @@ from ktcli.hardware.text import kib, listed, read, table, whole
 
 
 def read_memory(root: Path) -> Memory:
-    """Returns the main memory of the machine and of the container under `root`."""
+    """Returns the sizes of main memory: total, available, swap and huge pages of the machine under `root`, and the
+    limit and use of this process's container.
+    """
     info = table(read(root / "proc/meminfo"))
     total = kib(info.get("MemTotal")) or 0
     available = kib(info.get("MemAvailable"))
@@ -35,7 +37,9 @@ def read_memory(root: Path) -> Memory:
 
 
 def resident_bytes(root: Path, process: int | str = "self") -> int | None:
-    """Returns the resident memory of a process in bytes; None: there is no such process of this user."""
+    """Returns the resident memory of a process in bytes, by its id or "self"; None if its figures cannot be read under
+    `root`, for example because there is no such process.
+    """
     pages = (read(root / f"proc/{process}/statm") or "").split()
     return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else None
 
@@ -48,7 +52,8 @@ def allowed_nodes(root: Path) -> tuple[int, ...] | None:
 
 
 def read_nodes(root: Path, cores: tuple[int, ...], memory: Memory) -> tuple[Node, ...]:
-    """Returns the NUMA nodes in ascending order; a single one where the system lists none.
+    """Returns the NUMA nodes under `root` in ascending order, each with its usable cores and its memory in bytes; a
+    single node with all `cores` and all `memory` where the system does not list several.
 
     Args:
         cores: the physical cores this process may use.

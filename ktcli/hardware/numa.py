@@ -50,10 +50,12 @@ OFF = Numa(teams=1, bound=False)
 
 
 def parse_numa(text: str, source: str = "--numa") -> Numa:
-    """Returns the parsed value of an option or a variable called `source`.
+    """Returns the number of thread teams and the NUMA nodes that a value of --numa or KT_NUMA asks for.
 
+    Args:
+        source: the name of the option or variable, for the error message.
     Raises:
-        UsageError: it is none of the four.
+        UsageError: the text is not auto, off, a number of teams or nodes=LIST.
     """
     word = text.strip().lower()
     if word in ("auto", "off"):
@@ -78,10 +80,10 @@ def parse_numa(text: str, source: str = "--numa") -> Numa:
 
 
 def asked_numa(option: str | None) -> Numa:
-    """Returns the parsed value of --numa, else of KT_NUMA, else auto.
+    """Returns the parsed value of --numa (`option`) if it is given, else of the setting `numa` or KT_NUMA, else `AUTO`.
 
     Raises:
-        UsageError: the value is none of the four.
+        UsageError: the value is not auto, off, a number of teams or nodes=LIST.
     """
     if option is not None:
         return parse_numa(option)

@@ -26,7 +26,8 @@ T = TypeVar("T")
 
 
 def probe(root: Path = SYSTEM_ROOT, *, gpus: bool = True) -> Machine:
-    """Returns the facts of the machine; it takes milliseconds unless a GPU driver has to wake up.
+    """Returns the facts of the machine: CPU, memory, NUMA nodes, GPUs, disk and measured rates. It takes milliseconds
+    unless a GPU driver has to wake up.
 
     Args:
         gpus: whether to look for GPUs.
@@ -82,7 +83,8 @@ def _rates(cpu: Cpu, nodes: Sequence[Node]) -> Measured | None:
 
 
 def amx_facts(machine: Machine, used_row: str) -> Facts:
-    """Returns the facts on the running system that decide whether AMX tiles are used.
+    """Returns the facts on the running system that decide whether AMX tiles are used: CPU features, support by the
+    operating system, permission, and the row of kernels in use.
 
     Args:
         used_row: the row of kernels in use; empty: none.
@@ -106,7 +108,9 @@ def amx_facts(machine: Machine, used_row: str) -> Facts:
 
 
 def usable_isa() -> tuple[str, ...]:
-    """Returns the rows of kernels that run here, best first; empty if the native library is missing."""
+    """Returns the names of the rows of kernels (one per instruction set) that this CPU can run, best first; empty if
+    the native library is missing.
+    """
     from ktcli import native
 
     try:

@@ -34,7 +34,9 @@ MAX_NUMBER = 1e18  # bytes, or operations per second
 
 
 def document(machine: Machine) -> dict[str, Any]:
-    """Returns the machine as a JSON object; `from_document` is the inverse."""
+    """Returns the machine as a JSON object, with core numbers as lists in text ("0-31"); `from_document` is the
+    inverse.
+    """
     found = asdict(machine)
     for name in ("cores", "efficient"):
         found["cpu"][name] = cpu_text(found["cpu"][name])
@@ -44,10 +46,10 @@ def document(machine: Machine) -> dict[str, Any]:
 
 
 def from_document(found: Mapping[str, Any]) -> Machine:
-    """Returns the machine that a parsed file describes.
+    """Returns the machine that a parsed machine file (JSON or TOML) describes; the inverse of `document`.
 
     Raises:
-        ValueError: a field is missing, unknown or of the wrong type; the message names it.
+        ValueError: a field is missing, unknown, of the wrong type or implausible; the message names it.
     """
     _check_cores(found)
     machine = _build(Machine, found, "the file")
@@ -96,11 +98,12 @@ def _check_cores(found: Any) -> None:
 
 
 def read_machine(path: Path) -> Machine:
-    """Returns the machine that a file or text describes, or a machine of `profiles/machines` by its name.
+    """Returns the machine that `path` names: a machine file (JSON or TOML), the name of one in `profiles/machines`, or
+    a description such as "cpu=2x8452Y ram=512G".
 
     Raises:
         NotFound: there is no such file; the hint names the machines that ship with kt.
-        UsageError: it does not describe a machine.
+        UsageError: the file or text does not describe a machine.
     """
     if is_described(str(path)):
         return described(str(path))
@@ -132,7 +135,9 @@ def read_machine(path: Path) -> Machine:
 
 
 def shipped() -> dict[str, Path]:
-    """Returns the paths of the machine files that come with kt, by name."""
+    """Returns the paths of the machine files in `profiles/machines`, which come with kt, by file name without ".toml";
+    empty if that folder is missing.
+    """
     try:
         return {path.stem: path for path in data_path("profiles", "machines").glob("*.toml")}
     except FileNotFoundError:

@@ -14,10 +14,11 @@ _LEAST = 4  # characters of a secret's value: shorter ones are words
 
 
 def redacted(found: Any, names: Mapping[str, str]) -> Any:
-    """Returns a JSON document with private names in its texts replaced; its keys are kept, as they are ours.
+    """Returns a JSON document with private names, tokens, home folders and credentials replaced in all its strings;
+    keys are kept, as kt wrote them.
 
     Args:
-        names: what is taken out, each with what stands in its place.
+        names: the texts to replace, each with its replacement.
     """
     if isinstance(found, Mapping):
         return {key: redacted(value, names) for key, value in found.items()}
@@ -27,7 +28,9 @@ def redacted(found: Any, names: Mapping[str, str]) -> Any:
 
 
 def redacted_text(text: str, names: Mapping[str, str]) -> str:
-    """Returns `text` with private names, tokens, home folders, and credentials in addresses replaced."""
+    """Returns `text` with the texts in `names` replaced by their values, and with access tokens, home folders, and
+    credentials in URLs masked.
+    """
     for name in sorted(names, key=len, reverse=True):
         if name:
             pattern = rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])"
@@ -37,8 +40,8 @@ def redacted_text(text: str, names: Mapping[str, str]) -> str:
 
 
 def names_of(environment: Mapping[str, str], user: str, host: str, home: str) -> dict[str, str]:
-    """Returns the texts to remove from a report, with their replacements: folders, names, and the values of variables
-    whose names suggest a secret.
+    """Returns the texts to remove from a report, each with its replacement: the home folder ("~"), the user and host
+    names, and the values of environment variables whose names suggest a secret ("TOKEN").
     """
     names = {home: "~", user: "USER", host: "HOST", host.partition(".")[0]: "HOST"}
     for key, value in environment.items():

@@ -45,17 +45,18 @@ class NodeTeam:
 
 
 def team_size(cpu: Cpu, asked: int | None = None) -> int:
-    """Returns the number of threads: `asked`, else KT_THREADS, else as many as are worth starting.
+    """Returns the number of threads to start: `asked`, else the setting `threads` or KT_THREADS, else one per fast core
+    within the allowed CPU time.
 
     Raises:
-        UsageError: KT_THREADS is no number of threads, or more threads are asked for than there are cores.
+        UsageError: KT_THREADS is not a number of threads, or more threads are asked for than there are cores.
     """
     forced = forced_size(cpu, asked)
     return cpu.threads if forced is None else forced
 
 
 def forced_size(cpu: Cpu, asked: int | None = None) -> int | None:
-    """Returns the number of threads that --threads or KT_THREADS asks for; None: neither does.
+    """Returns the number of threads that --threads (`asked`) or else KT_THREADS asks for; None: neither does.
 
     Raises:
         UsageError: as `team_size`.
@@ -69,12 +70,13 @@ def forced_size(cpu: Cpu, asked: int | None = None) -> int | None:
 
 
 def planned_size(cpu: Cpu, asked: int | None = None, gpus: int = 0) -> int:
-    """Returns the number of threads on a machine that is not this one: KT_THREADS does not apply to it.
+    """Returns the number of threads to plan with for a machine other than this one: `asked`, else those worth starting
+    less one per GPU, at least 1. KT_THREADS does not apply.
 
     Args:
         gpus: the number of GPUs in use; each takes a core, for the thread that drives it.
     Raises:
-        UsageError: more are asked for than there are cores.
+        UsageError: more threads are asked for than there are cores.
     """
     return max(1, cpu.threads - gpus) if asked is None else team_size(cpu, asked)
 
@@ -92,7 +94,7 @@ def _within(cpu: Cpu, threads: int, saying: str) -> int:
 
 
 def on_nodes(nodes: Sequence[Node], cpu: Cpu, numa: Numa) -> Cpu:
-    """Returns the processor with only the cores that `numa` allows: with `nodes=LIST`, those of these nodes.
+    """Returns `cpu` with only the cores that `numa` allows: those of the listed nodes if it is `nodes=LIST`, else all.
 
     Raises:
         UsageError: a node of the list does not exist or cannot be used.
@@ -129,7 +131,8 @@ class _CorePlace:
 def node_teams(
     machine_nodes: Sequence[Node], cpu: Cpu, threads: int, numa: Numa
 ) -> tuple[NodeTeam, ...]:
-    """Returns `threads` threads divided into teams, in the order of their nodes.
+    """Returns the teams into which `threads` threads are divided over the NUMA nodes, in the order of the nodes: each
+    with its number of threads, the CPUs they are pinned to, and the nodes that hold its memory.
 
     - Threads go to the teams in proportion to their cores, at least one to each.
     - With `auto` and fewer threads than nodes there are as many teams as threads; neighbouring nodes
@@ -184,8 +187,8 @@ def _places(nodes: Sequence[Node], cpu: Cpu, numa: Numa) -> list[_CorePlace]:
 
 
 def home_of(node: Node, nodes: Sequence[Node]) -> int | None:
-    """Returns the number of the node whose memory the cores of `node` use: its own, else that described at the top of
-    this file; None: no node has any.
+    """Returns the number of the NUMA node whose memory the cores of `node` use: its own if it has usable memory, else
+    that of the last node before it with memory and cores, else of the first such node; None: there is none.
     """
     if node.has_memory:
         return node.id
@@ -220,8 +223,8 @@ def _split(places: Sequence[_CorePlace], count: int) -> list[_CorePlace]:
 
 
 def proportional(count: int, weights: Sequence[int]) -> list[int]:
-    """Returns `count` >= len(weights) items divided into parts of at least one, as close to the weights (> 0) as
-    possible.
+    """Returns the sizes of len(weights) parts, each at least 1, that sum to `count` and are as close to proportional to
+    the weights (> 0) as possible; `count` >= len(weights).
 
     No part is larger than its weight unless `count` is larger than their sum.
     """
@@ -239,7 +242,9 @@ def proportional(count: int, weights: Sequence[int]) -> list[int]:
 
 
 def bound_nodes(teams: Sequence[Team]) -> int:
-    """Returns the number of nodes to whose memories teams are bound; 1 where they are not bound."""
+    """Returns the number of different memories that teams are bound to, each of one or several NUMA nodes; 1 where no
+    team is bound.
+    """
     return max(1, len({team.memory for team in teams if team.memory}))
 
 
@@ -249,17 +254,19 @@ def bound_nodes(teams: Sequence[Team]) -> int:
 def teams_here(
     nodes: Sequence[Node], cpu: Cpu, threads: int | None, numa: Numa
 ) -> tuple[NodeTeam, ...]:
-    """Returns the teams that a command would start now, with the settings of the environment.
+    """Returns the thread teams (threads, CPUs, NUMA nodes) that a command would start on this machine now, with
+    `threads` or else KT_THREADS.
 
     Raises:
-        UsageError: as `team_size` and `on_nodes`.
+        UsageError: too many threads are asked for, or a node of `nodes=LIST` does not exist or cannot be used.
     """
     return node_teams(nodes, cpu, team_size(on_nodes(nodes, cpu, numa), threads), numa)
 
 
 def pinned_to(cpu: Cpu, threads: int) -> tuple[int, ...]:
-    """Returns the numbers of the CPUs of one team over all cores, one per thread; (): more threads than cores, not
-    pinned."""
+    """Returns the CPU numbers that one team of `threads` threads over all cores is pinned to, ascending, one per
+    thread; () if there are more threads than cores: they are not pinned.
+    """
     if threads > len(cpu.cores):
         return ()
     slow = set(cpu.efficient)
@@ -272,7 +279,7 @@ def make_team(
     isa: str | None = None,
     tile_min: tuple[int, int, int] | None = None,
 ) -> Pool:
-    """Returns a pool with the threads of these teams started; nothing is measured.
+    """Returns a thread pool with the threads of all `teams` started and pinned.
 
     Args:
         isa: the row of kernels; None: KT_ISA, else the best.

@@ -19,7 +19,9 @@ def read(path: Path) -> str | None:
 
 
 def read_int(path: Path) -> int | None:
-    """Returns the whole number that a file holds; None for anything else ("max" too)."""
+    """Returns the integer, possibly negative, that a file holds as text; None if it cannot be read or holds anything
+    else, such as "max".
+    """
     text = read(path) or ""
     number = whole(text.removeprefix("-"))
     return -number if number is not None and text.startswith("-") else number
@@ -29,7 +31,7 @@ _DIGITS = 20  # digits of the largest number that a kernel writes, 2^64 - 1
 
 
 def whole(text: str) -> int | None:
-    """Returns the number that a text of decimal digits means; None for anything else."""
+    """Returns the value of a text of up to 20 decimal digits; None for any other text."""
     plain = text.isascii() and text.isdigit() and len(text) <= _DIGITS
     return int(text) if plain else None
 
@@ -38,7 +40,9 @@ MAX_CPUS = 1 << 16  # eight times what Linux can be built for
 
 
 def listed(text: str | None) -> tuple[int, ...]:
-    """Returns the numbers of a list that the kernel wrote; empty for anything else."""
+    """Returns the numbers in a list in the kernel's notation ("0-3,8") in ascending order; empty if the text is None or
+    not such a list.
+    """
     try:
         return cpu_list(text)
     except ValueError:
@@ -76,7 +80,9 @@ def cpu_text(numbers: Iterable[int]) -> str:
 
 
 def numbered(what: str, numbers: Collection[int]) -> str:
-    """Returns a noun with numbers: "node 2", "CPUs 0-31"."""
+    """Returns a noun, in the plural unless there is one number, followed by the numbers as a list: "node 2", "CPUs
+    0-31".
+    """
     return f"{what}{'' if len(numbers) == 1 else 's'} {cpu_text(numbers)}"
 
 
@@ -91,6 +97,6 @@ def table(text: str | None) -> dict[str, str]:
 
 
 def kib(value: str | None) -> int | None:
-    """Returns the bytes of a meminfo value, "131072 kB"."""
+    """Returns the bytes of a /proc/meminfo value such as "131072 kB"; None if it is None or has no number."""
     number = whole((value or "").split(" ")[0])
     return None if number is None else number * 1024

@@ -38,7 +38,9 @@ class Tuning:
 
 
 def read_tuning(root: Path) -> Tuning:
-    """Returns the system settings under `root` on which kt's speed depends."""
+    """Returns the system settings under `root` on which kt's speed depends: usable CPUs, clock governor and range, NUMA
+    balancing, memory overcommit, and memory channels in use.
+    """
     cpus = allowed_cpus(root) or online_cpus(root)
     clock = root / f"sys/devices/system/cpu/cpu{cpus[0] if cpus else 0}/cpufreq"
     governor = read(clock / "scaling_governor") or ""

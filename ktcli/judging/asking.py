@@ -52,10 +52,11 @@ class AskedHow:
     numa: Numa | None = None
 
     def wanted(self, questions: Sequence[TaskQuestion], most: int, streams: int) -> Wanted:
-        """Returns the options to load the engine.
+        """Returns the options with which the engine is loaded, its context long enough for all questions and answers.
 
         Args:
             most: the positions that the model can have.
+            streams: the prompts that are answered at the same time.
         """
         context = min(most, max(each.longest for each in questions) + self.max_tokens)
         scored = any(each.choices for each in questions)
@@ -85,7 +86,9 @@ class Answered:
     answers: tuple[GivenAnswer, ...]
 
     def is_right(self, model: int) -> bool:
-        """Returns whether a model's answer is right: by its choice where there are choices, else literally."""
+        """Returns whether the answer of the model with this index is right: by its choice where there are choices,
+        else literally.
+        """
         task, given = self.question.task, self.answers[model]
         if given.chosen is not None:
             return given.chosen == task.right
@@ -100,7 +103,7 @@ def ask(
     most: int,
     listener: Listener = SILENT,
 ) -> list[Answered]:
-    """Returns the questions with the answers of all models; after Ctrl-C those that all have answered.
+    """Returns each question with the answers of all models to it; after Ctrl-C those that all models have answered.
 
     Args:
         ready: the model with its adapter, if one of `models` is adapted.

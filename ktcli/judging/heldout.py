@@ -45,17 +45,19 @@ class HeldOutData:
 
     @cached_property
     def windows(self) -> tuple[tuple[Window, Mask], ...]:
-        """Each sample as a window, and the mask of its predictions of trained tokens."""
+        """For each sample (its ids as a window up to the last trained token, a bool mask of the window's predictions
+        that says which are of trained tokens).
+        """
         return tuple(window_of(each.ids, each.trained) for each in self.samples)
 
     @property
     def predictions(self) -> int:
-        """The predictions of all windows."""
+        """The number of token predictions that count in the windows of all samples."""
         return sum(window.counted for window, _ in self.windows)
 
     @property
     def trained_tokens(self) -> int:
-        """The number of predictions of trained tokens."""
+        """The number of predictions of trained tokens in all samples."""
         return sum(int(mask.sum()) for _, mask in self.windows)
 
 
@@ -72,7 +74,9 @@ class RowMean:
 
     @classmethod
     def of(cls, sums: F64, counts: F64) -> RowMean:
-        """Returns the mean from the sum and the count of each row's tokens."""
+        """Returns the mean of a value over the tokens of all rows, with its 95 % interval (None for few rows), from
+        each row's sum of the value and its number of tokens, both [rows] f64.
+        """
         found = grouped_interval(sums, counts) if len(sums) >= LEAST_GROUPS else None
         return cls(float(sums.sum() / counts.sum()), found)
 
@@ -126,8 +130,8 @@ class HeldOutLoss:
 
 
 def window_of(ids: Sequence[int], trained: Sequence[bool]) -> tuple[Window, Mask]:
-    """Returns a document as a window up to its last trained token, and the mask of its predictions of trained
-    tokens.
+    """Returns a document as a window of its ids up to the last trained token, and a bool mask of the window's counted
+    predictions, from the first trained token on, that says which are of trained tokens.
     """
     marked = np.array(trained, dtype=np.bool_)
     marked[0] = False  # predicted from nothing
@@ -142,7 +146,8 @@ def read_held_out(
     settings: FinetuneSettings,
     listener: Listener = SILENT,
 ) -> HeldOutData:
-    """Returns the samples of data files as `kt finetune` makes them, the same for all variants.
+    """Returns the samples of data files as `kt finetune` makes them, with those that it holds out; they are the same
+    for all variants.
 
     Raises:
         UsageError: the data is not what it should be, or two models make different samples of it.
@@ -183,8 +188,8 @@ def measure_with_text(
     asked: EvalRequest,
     listener: Listener = SILENT,
 ) -> tuple[HeldOutLoss, list[Scores]]:
-    """Measures how well each variant predicts the rows, and a text after them; returns the loss of the rows and the
-    scores of the text.
+    """Measures how well each variant predicts the held-out rows, and a text after them; returns the loss of the rows,
+    and for each variant the scores of the text.
 
     Args:
         text: windows of the text; (): there is none.
@@ -211,8 +216,8 @@ def _behind(scores: Scores, count: int) -> Scores:
 def held_out_loss(
     variants: Sequence[Variant], data: HeldOutData, scores: Sequence[Scores]
 ) -> HeldOutLoss:
-    """Returns the loss of rows from the scores of their windows; rows that a variant has not read completely are left
-    out.
+    """Returns the loss of each variant on held-out rows from the scores of their windows; rows that a variant has not
+    read completely are left out.
     """
     measured = [
         (variant, each) for variant, each in zip(variants, scores, strict=True) if len(each.nll)

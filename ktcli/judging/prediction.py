@@ -25,7 +25,7 @@ from ktcli.text.passage import Passage, Reading, read_with
 def read(
     variants: Sequence[Variant], passage: Passage, most: int, *, allow_special: bool = False
 ) -> Reading:
-    """Returns the text's ids, the same for all variants.
+    """Returns the token ids of a text, the first `most`, which are the same for all variants.
 
     Args:
         most: the most ids.
@@ -50,10 +50,10 @@ def read(
 def cut(
     reading: Reading, passage: Passage, asked: EvalRequest, listener: Listener = SILENT
 ) -> list[Window]:
-    """Returns the text's ids cut into windows.
+    """Returns the ids of a text cut into windows for measuring, of the length and stride that are asked for.
 
     Raises:
-        UsageError: it is too short for an interval.
+        UsageError: the text is too short for an interval.
     """
     over = windows(reading.ids, asked.length, asked.stride, reading.begin)
     n = sum(window.counted for window in over)
@@ -75,7 +75,8 @@ def measure(
     asked: EvalRequest,
     listener: Listener = SILENT,
 ) -> tuple[list[Scores], bool]:
-    """Measures how well each variant predicts the text; returns the scores, and whether all of the text was read.
+    """Measures how well each variant predicts the text in the windows `over`; returns the scores of each variant, and
+    whether all of the text was read.
 
     All engines run at once if they fit into memory; else one after the other, without the divergence of
     their predictions, for which two must run together.

@@ -52,7 +52,7 @@ class TaskQuestion:
 
     @property
     def longest(self) -> int:
-        """The most ids of one of its prompts or choices."""
+        """The most ids that one of the question's prompts, or a prompt with a choice, has."""
         choices = (len(window.ids) for each in self.choices for window, _ in each)
         return max(*(len(prompt.ids) for prompt in self.prompts), 0, *choices)
 
@@ -68,7 +68,8 @@ class QuestionSet:
 def questions_of(
     read: TaskSet, models: Sequence[AskedModel], settings: SampleSettings, *, recurrent: bool
 ) -> QuestionSet:
-    """Returns the questions of a data file; tasks that one of the models cannot be asked are left out for all.
+    """Returns the tasks of a data file encoded as prompts for the models; tasks that one of the models cannot be asked
+    are left out for all.
 
     Args:
         recurrent: whether some layer of the models keeps a state.

@@ -37,17 +37,21 @@ class TextScores:
 
 
 def is_right(text: str, reference: str) -> bool:
-    """Returns whether an answer is literally the right one; white space around it does not count."""
+    """Returns whether a model's answer is literally the right one; white space around it does not count."""
     return text.strip() == reference
 
 
 def missing() -> str:
-    """Returns the names of the libraries that BLEU and ROUGE need and that are not installed."""
+    """Returns the names of the Python libraries that BLEU and ROUGE need and that are not installed, as one text;
+    empty if none is missing.
+    """
     return ", ".join(name for name in _LIBRARIES if find_spec(name) is None)
 
 
 def text_scores(texts: Sequence[str], references: Sequence[str]) -> TextScores | None:
-    """Returns the scores of at least one text; None: the libraries are not installed."""
+    """Returns the BLEU and ROUGE scores, 0 to 100, of at least one text against its reference; None if their libraries
+    are not installed.
+    """
     if missing():
         return None
     from sacrebleu.metrics import BLEU
@@ -87,5 +91,7 @@ class WordTokenizer:
     """The word tokenizer for rouge-score."""
 
     def tokenize(self, text: str) -> list[str]:
-        """Returns the words of a text in lower case."""
+        """Returns the words of a text in lower case, in order, without punctuation; Han and Kana characters are words
+        of their own.
+        """
         return _WORD.findall(text.lower())

@@ -50,7 +50,9 @@ class TaskVerdict:
 def verdicts(
     sets: Sequence[QuestionSet], models: Sequence[AskedModel], answered: Sequence[Answered]
 ) -> list[TaskVerdict]:
-    """Returns the verdict on each data file of which a question was answered."""
+    """Returns, for each data file of which a question was answered, how many answers of each model are right, and
+    which questions the last model gained and lost against the first.
+    """
     by_question = {id(each.question): each for each in answered}
     found = []
     for each in sets:

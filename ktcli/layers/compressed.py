@@ -40,8 +40,8 @@ class Compressor:
 
     @cached_property
     def projection(self) -> Tensor:
-        """The projection of the rows that are pooled, then of their scores; published in bf16 where all else is in
-        8 bits, and kept so."""
+        """The stacked projection [2 * columns, hidden] of the input to the rows that are pooled, then to their scores;
+        kept in bf16, as it is published, where all else is in 8 bits."""
         shape = (self.shape.columns, self.hidden)
         pieces = (Stored(f"{self.source}.{of}.weight", shape) for of in ("wkv", "wgate"))
         name = f"{self.name}.projection"
@@ -49,13 +49,13 @@ class Compressor:
 
     @cached_property
     def bias(self) -> Tensor:
-        """The bias [every, columns] of the scores, one row for each position of a window."""
+        """The bias [every, columns] of the pooling scores, one row for each position of a window."""
         shape = (self.shape.every, self.shape.columns)
         return self._vector("bias", Stored(f"{self.source}.ape", shape), neutral=0.0)
 
     @cached_property
     def norm(self) -> Tensor:
-        """The gain [dim] of the norm of the pooled rows."""
+        """The gain [dim] of the RMSNorm of the pooled rows."""
         return self._vector("norm", Stored(f"{self.source}.norm.weight", (self.shape.dim,)))
 
     def _vector(self, name: str, piece: Stored, neutral: float = 1.0) -> Tensor:
@@ -67,8 +67,12 @@ class Compressor:
         return self.projection, self.bias, self.norm
 
     def forward(self, b: Backend, x: Value, first: int) -> Value:
-        """Returns the pooled rows [T, dim] of x [T, hidden], of which only rows that complete a window count; its
-        state begins at element `first` of the layer's."""
+        """Returns the pooled rows [T, dim] of the input x [T, hidden]: one for each token, of which only those of
+        tokens that complete a window count.
+
+        Args:
+            first: the element of the layer's state at which the compressor's own state begins.
+        """
         s, dim = self.shape, self.rope.dim
         rows, scores = b.split(b.linear(x, self.projection), s.columns, s.columns)
         pooled = b.pooling(rows, scores, self.bias, s, layer=self.layer, first=first)
@@ -96,7 +100,7 @@ class WindowIndexer(StoredPart):
 
     @cached_property
     def keys(self) -> Compressor:
-        """The compressor that makes the index keys, with the names that it has in this part."""
+        """The compressor that makes the index keys, with this indexer's layer number and names."""
         name, source = self._named("index_pool"), f"{self.source}.compressor"
         return replace(self.compressor, layer=self.layer, name=name, source=source)
 
@@ -107,7 +111,8 @@ class WindowIndexer(StoredPart):
 
     @cached_property
     def weights(self) -> Tensor:
-        """The projection [heads, hidden] of the heads' weights: it decides like a router, and is kept like one."""
+        """The projection [heads, hidden] of the input to one weight for each index head: it decides like a router, and
+        is kept like one, as the checkpoint has it."""
         stored = Stored(f"{self.source}.weights_proj.weight", (self.shape.heads, self.hidden))
         name = self._named("index_weights")
         return kept_whole(name, stored, layer=self.layer, part=ModelPart.INDEXER)
@@ -118,8 +123,14 @@ class WindowIndexer(StoredPart):
         return self.queries, self.weights, *self.keys.tensors
 
     def forward(self, b: Backend, x: Value, latent: Value, first: int) -> None:
-        """Chooses the windows that each row attends to, from x [T, hidden] and the query latent [T, q_lora]; the
-        state of its keys begins at element `first` of the layer's."""
+        """Chooses the windows of positions that each token attends to, and leaves the choice to the attention of this
+        layer.
+
+        Args:
+            x: the attention's input [T, hidden], which index keys and heads' weights are computed from.
+            latent: the query latent [T, q_lora], which index queries are computed from.
+            first: the element of the layer's state at which the state of the index keys begins.
+        """
         s, rope = self.shape, self.keys.rope
         key = self.keys.forward(b, x, first)
         q = b.rope(b.linear(latent, self.queries), rope, head_width=s.dim, first=s.dim - rope.dim)
@@ -199,7 +210,7 @@ class CompressedAttention(StoredPart):
 
     @cached_property
     def norms(self) -> tuple[Tensor, Tensor]:
-        """The gains of the norms of the query latent and of the key."""
+        """The gains of the RMSNorms of the query latent, [q_lora], and of the key, [dim]."""
         return (
             self._vector("q_norm", ("q_norm.weight", self.q_lora)),
             self._vector("kv_norm", ("kv_norm.weight", self.shape.dim)),
@@ -207,7 +218,7 @@ class CompressedAttention(StoredPart):
 
     @cached_property
     def sinks(self) -> Tensor:
-        """The sinks [heads], one more score of each head's softmax."""
+        """The attention sinks [heads]: one more score of each head's softmax."""
         return self._vector("sinks", ("attn_sink", self.shape.heads))
 
     @property
@@ -219,7 +230,8 @@ class CompressedAttention(StoredPart):
 
     @property
     def scratch(self) -> Scratch:
-        """The buffer widths that its projections, the choice of pooled rows and partial results need in a step."""
+        """The widths of the buffers that a step needs, per token, for its projections, the choice of pooled rows and
+        partial results of attention."""
         made, index = Scratch.of(self.tensors), self.indexer.shape if self.indexer else None
         if index is None:
             return replace(made, partials=self.shape.partials)
@@ -233,8 +245,8 @@ class CompressedAttention(StoredPart):
 
     @property
     def state(self) -> LayerState:
-        """The sizes of the layer's state: the window and open windows, whatever the length; pooled rows, and index
-        keys behind them."""
+        """The sizes of one sequence's state in this layer: the sliding window and the windows that are still open, of a
+        fixed size; for each position, pooled rows and the index keys behind them."""
         s, index = self.shape, self.indexer.shape if self.indexer else None
         per_key = 4 * s.heads * s.dim
         return LayerState(

@@ -113,17 +113,19 @@ class DecoderLayer:
 
     @cached_property
     def parts(self) -> tuple[Attention | Mlp, ...]:
-        """Attention and MLP, those that there are."""
+        """The parts of the layer in order: attention, then MLP; one that the layer lacks is left out."""
         return tuple(part for part in (self.attention, self.mlp) if part is not None)
 
     @cached_property
     def norms(self) -> tuple[Tensor | None, ...]:
-        """The gains [hidden] of the norms before each part; None where there is no norm."""
+        """The gains [hidden] of the norms before attention and MLP, one for each part that the layer has; None where
+        there is no norm."""
         return self._norms("norm", self.norm_names)
 
     @cached_property
     def norms_after(self) -> tuple[Tensor | None, ...]:
-        """The gains [hidden] of the norms of each part's output; None where there is no norm."""
+        """The gains [hidden] of the norms of attention's and MLP's outputs, one for each part that the layer has; None
+        where there is no norm."""
         return self._norms("norm_after", self.after)
 
     def _norms(self, kind: str, names: tuple[str, str]) -> tuple[Tensor | None, ...]:
@@ -143,14 +145,15 @@ class DecoderLayer:
 
     @cached_property
     def factor(self) -> Tensor | None:
-        """The factor [1] of the residual after the layer; None: there is none."""
+        """The factor [1] that the residual is multiplied by at the end of the layer; None: there is none."""
         if not self.scalar:
             return None
         return self._vector("scalar", Stored(below(self.source, self.scalar), (1,)))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors of the layer: MLP, attention, norms and hyper-connections."""
+        """The stored tensors of the layer: those of MLP, attention, norms, their gates, the factor and
+        hyper-connections, as far as there are any, in this order."""
         mixed = [tensor for mixer in self.mixers or () for tensor in mixer.tensors]
         norms = [norm for norm in (*self.norms, *self.norms_after) if norm]
         if self.wiring.centred:
@@ -162,12 +165,13 @@ class DecoderLayer:
 
     @property
     def state(self) -> LayerState:
-        """The sizes of the layer's state of a sequence: zero without attention."""
+        """The sizes of one sequence's state in this layer, which is its attention's; all zero in a layer without
+        attention."""
         return self.attention.state if self.attention else LayerState()
 
     @property
     def kind(self) -> DecoderLayer:
-        """The layer without its number and names: equal for layers that compute alike."""
+        """A copy of the layer without its number and names: copies are equal if the layers compute alike."""
         attention = self.attention and replace(self.attention, layer=0, source="")
         mlp = self.mlp and replace(self.mlp, layer=0, name="", source="")
         around = [replace(each, layer=0, name="", source="") for each in self.mixers or ()]
@@ -178,12 +182,13 @@ class DecoderLayer:
 
     @property
     def scratch(self) -> Scratch:
-        """The buffer widths that attention and MLP, which use the same buffers in turn, and their mixers need in a
-        step."""
+        """The widths of the buffers that a step needs, per token, for attention, MLP and their hyper-connections, which
+        use the same buffers in turn: the largest of each."""
         return largest(part.scratch for part in (*self.parts, *(self.mixers or ())))
 
     def forward(self, b: Backend, x: Value) -> Value:
-        """Returns the residual after the layer, of the shape of the residual x before it."""
+        """Returns the residual after the layer, of the shape of the residual x before it: [T, hidden], or [T, streams *
+        hidden] with hyper-connections."""
         if self.wiring.parallel:
             entered = self._entered(b, x, 0)
             for block in self.parts:
@@ -246,7 +251,8 @@ class Decoder:
 
     @cached_property
     def embedding(self) -> Tensor:
-        """The embedding [vocab, hidden]; if `tied`, a checkpoint without it has the head for both."""
+        """The token embedding [vocab, hidden]; if `tied`, it is made from the output head where the checkpoint has only
+        that."""
         rows, head = self._rows
         made = matrix(
             "embed", rows, role=Role.TABLE, cut=Cut.NONE, layer=None, part=ModelPart.EMBEDDING
@@ -256,7 +262,8 @@ class Decoder:
 
     @cached_property
     def head(self) -> Tensor:
-        """The output head [vocab, hidden]; if `tied`, a checkpoint without it has the embedding for both."""
+        """The output head [vocab, hidden]; if `tied`, it is made from the embedding where the checkpoint has only
+        that."""
         rows, head = self._rows
         made = matrix("lm_head", head, layer=None, part=ModelPart.HEAD)
         sources = (*made.sources, (rows,)) if self.tied else made.sources
@@ -266,7 +273,7 @@ class Decoder:
 
     @cached_property
     def bias(self) -> Tensor | None:
-        """The bias [vocab] of the head; None: there is none."""
+        """The bias [vocab] of the output head; None: there is none."""
         if not self.head_bias:
             return None
         stored = Stored(f"{self.head_source}.bias", (self.vocab,))
@@ -274,7 +281,7 @@ class Decoder:
 
     @cached_property
     def norm(self) -> Tensor:
-        """The gain [hidden] of the norm before the head."""
+        """The gain [hidden] of the final norm, before the output head."""
         stored = _stored_norm(self.body, self.norm_name, self.hidden, self.norm_plus)
         return vector("norm", stored, layer=None)
 
@@ -287,7 +294,8 @@ class Decoder:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors: embedding, layers in order, mixer, final norm, and the head if there is one."""
+        """The stored tensors of the model: embedding, those of the layers in order, those of the mixer of the
+        residual's streams, final norm with its bias, and output head with its bias, as far as there are any."""
         inner = tuple(tensor for layer in self.layers for tensor in layer.tensors)
         mixed = self.mixer.tensors if self.mixer else ()
         shift = (_shift(self.norm, self.wiring),) if self.wiring.centred else ()
@@ -298,20 +306,21 @@ class Decoder:
 
     @property
     def one_of_each(self) -> Decoder:
-        """The decoder with only the first layer of each kind."""
+        """A copy of the decoder with only the first layer of each kind: layers that compute alike are of one kind."""
         first = {layer.kind: layer for layer in reversed(self.layers)}
         kept = sorted(first.values(), key=lambda layer: layer.layer)
         return replace(self, layers=tuple(kept))
 
     @property
     def scratch(self) -> Scratch:
-        """The buffer widths that all layers, which use the same buffers in turn, need in a step."""
+        """The widths of the buffers that a step needs, per token, for all layers, which use the same buffers in turn:
+        the largest of each."""
         return largest(layer.scratch for layer in self.layers)
 
     @property
     def borders(self) -> tuple[int, ...]:
-        """The numbers of the layers that may begin on another device: those that attend to nothing an earlier layer
-        has chosen."""
+        """The numbers of the layers, except the first, that may begin on another device: those that do not attend to
+        positions which the indexer of an earlier layer has chosen."""
         return tuple(
             layer.layer
             for layer in self.layers[1:]
@@ -323,8 +332,8 @@ class Decoder:
         return self.part(b, None, 0, len(self.layers))
 
     def part(self, b: Backend, x: Value | None, first: int, last: int) -> Value:
-        """Computes layers [first, last): returns the residual before layer `last`, or what `forward` does behind the
-        last layer.
+        """Computes layers [first, last): returns the residual before layer `last`; if that is the number of layers, the
+        logits or hidden rows that `forward` returns.
 
         Args:
             x: the residual; None, for the first layer: the step's ids are embedded.
@@ -338,7 +347,7 @@ class Decoder:
         return self._ending(b, x) if last == len(self.layers) else x
 
     def layer(self, b: Backend, x: Value, number: int) -> Value:
-        """Computes one layer: returns the residual after it, of the shape of the residual x before it."""
+        """Computes layer `number`: returns the residual after it, of the shape of the residual x before it."""
         b.begin_layer(self.layers[number].layer)
         return self.layers[number].forward(b, x)
 
@@ -359,7 +368,8 @@ class Decoder:
 
 
 def normed(b: Backend, x: Value, gain: Tensor, eps: float, wiring: Wiring) -> Value:
-    """Returns the rows of x normed by RMSNorm, or by LayerNorm where the wiring says so."""
+    """Returns the rows of x normed by RMSNorm with this gain; by LayerNorm, if `wiring.centred`. The shape stays the
+    same."""
     if wiring.centred:
         return b.layer_norm(x, gain, _shift(gain, wiring), eps)
     return b.norm(x, gain, eps)

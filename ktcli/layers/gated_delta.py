@@ -44,7 +44,8 @@ class GatedDeltaNet(LinearPart):
 
     @cached_property
     def qkvz(self) -> Tensor:
-        """The projection of the input to q, k, v and the norm's gate z, each for all heads."""
+        """The stacked projection [2 * key_heads * dk + 2 * heads * dv, hidden] of the input to q, k, v and the norm's
+        gate z, each for all heads."""
         s, (keys, _, values) = self.shape, self.shape.columns
         if self.by_head:
             each = s.heads // s.key_heads * s.dv
@@ -55,8 +56,8 @@ class GatedDeltaNet(LinearPart):
 
     @cached_property
     def gates(self) -> Tensor:
-        """The projections of the learning rate and of the decay: kept in bf16, as their errors add up over the
-        tokens."""
+        """The stacked projection [2 * heads, hidden] of the input to each head's learning rate, then to its decay: kept
+        in bf16, as its errors add up over the tokens."""
         s = self.shape
         if self.by_head:
             each = s.heads // s.key_heads
@@ -67,12 +68,13 @@ class GatedDeltaNet(LinearPart):
 
     @cached_property
     def conv(self) -> Tensor:
-        """The weight of the causal convolution of q, k and v: conv_width rows, the oldest first."""
+        """The weight of the causal convolution over q, k and v: conv_width rows of one weight for each of their
+        columns, the oldest position first."""
         return self._taps("conv", "conv1d", sum(self.shape.columns), self.conv_width)
 
     @cached_property
     def learned(self) -> tuple[Tensor, Tensor]:
-        """The vectors of the log of each head's decay rate, and of the bias of its decay."""
+        """Two learned vectors [heads]: the log of each head's decay rate, and the bias of its decay."""
         heads = self.shape.heads
         bias = self._vector("rate_bias", ("dt_bias", heads), neutral=0.0)
         return self._vector("log_rate", ("A_log", heads)), bias
@@ -89,7 +91,8 @@ class GatedDeltaNet(LinearPart):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors of the layer's linear attention."""
+        """The stored tensors of the layer's linear attention: projections, convolution, the vectors of the decay, and
+        the norm's gain."""
         return (self.qkvz, self.gates, self.o, self.conv, *self.learned, self.norm)
 
     @property
@@ -98,15 +101,15 @@ class GatedDeltaNet(LinearPart):
 
     @property
     def state(self) -> LayerState:
-        """The sizes of the layer's state: the convolution's last rows, then S of every head, of which an element
-        takes 7 operations."""
+        """The sizes of one sequence's state in this layer: the last rows that the convolution read, then the matrix S
+        of every head, each element of which takes 7 operations per token."""
         s = self.shape
         ops = 7 * s.heads * s.dk * s.dv + 2 * self.conv_width * sum(self.shape.columns)
         elements = self._conv_elements + s.state_elements
         return LayerState(sequence_elements=elements, ops_per_token=ops)
 
     def forward(self, b: Backend, x: Value) -> Value:
-        """Returns the layer's linear attention [T, hidden] of its input x [T, hidden]."""
+        """Returns the output [T, hidden] of the layer's linear attention for its input x [T, hidden]."""
         s, (keys, _, values) = self.shape, self.shape.columns
         qkv, z = b.split(b.linear(x, self.qkvz), 2 * keys + values, values)
         beta, decay = b.split(b.linear(x, self.gates, reads=Reads.F32), s.heads, s.heads)

@@ -27,7 +27,8 @@ class OwnGates:
     per_column: bool = False
 
     def width(self, heads: int, columns: int) -> int:
-        """Returns the number of gates that `heads` heads of `columns` columns have."""
+        """Returns the number of gates of an attention with `heads` heads of `columns` columns each: one for each
+        column, if `per_column`; otherwise one for each head."""
         return heads * (columns if self.per_column else 1)
 
 
@@ -39,7 +40,8 @@ class QueryGates:
     kind: GateKind = GateKind.SIGMOID
 
     def width(self, heads: int, columns: int) -> int:
-        """Returns the number of gates that `heads` heads of `columns` columns have."""
+        """Returns the number of gates of an attention with `heads` heads of `columns` columns each: one for each
+        column."""
         return heads * columns
 
 
@@ -65,7 +67,7 @@ class NormGate:
 
     @cached_property
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """The weights [rank, hidden] and [hidden, rank]."""
+        """The stored weights of the gate's two projections: down [rank, hidden] and up [hidden, rank]."""
         shapes = (self.rank, self.hidden), (self.hidden, self.rank)
         down, up = (
             kept_whole(
@@ -79,7 +81,8 @@ class NormGate:
         return down, up
 
     def forward(self, b: Backend, y: Value) -> Value:
-        """Returns y [T, hidden], the output of the norm, times its gate."""
+        """Returns y [T, hidden], the output of the norm, multiplied element by element with its gate: y *
+        sigmoid(up(silu(down y)))."""
         down, up = self.tensors
         inner = b.linear(y, down)
         return b.gate(y, b.linear(b.gate(inner, inner), up))  # x * sigmoid(x) is silu

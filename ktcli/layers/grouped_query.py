@@ -103,11 +103,13 @@ class GroupedQueryAttention(StoredPart):
     source: str = ""
 
     def within(self, window: int) -> GroupedQueryAttention:
-        """Returns the same attention with a sliding window of `window` positions; 0: it attends to all."""
+        """Returns a copy of this attention with a sliding window of `window` positions; 0: a token attends to all
+        positions."""
         return replace(self, shape=replace(self.shape, window=window))
 
     def in_chunks(self, width: int) -> GroupedQueryAttention:
-        """Returns the same attention within chunks of `width` positions, those from a multiple of it on."""
+        """Returns a copy of this attention in which a token attends only to positions in its own chunk; chunks have
+        `width` positions and begin at multiples of `width`."""
         return replace(self, shape=replace(self.shape, window=width, chunked=True))
 
     @property
@@ -122,7 +124,8 @@ class GroupedQueryAttention(StoredPart):
 
     @cached_property
     def qkv(self) -> Tensor:
-        """The weight that projects to q, k and v, then to the indexer and the gates, where there are any."""
+        """The stacked projection [rows, hidden] of the input to q, k and v, then to index queries and index key, then
+        to the gates, where there are any."""
         pieces = self._projections("weight")
         index = self.indexer.projections if self.indexer else ()
         own = isinstance(self.gates, OwnGates) and f"{self.gates.source}.weight"
@@ -165,7 +168,8 @@ class GroupedQueryAttention(StoredPart):
 
     @cached_property
     def biases(self) -> tuple[Tensor | None, Tensor | None]:
-        """The bias of q, k and v together, and the bias of o; None where there is none."""
+        """The bias of q, k and v together, one element for each of their columns, and the bias [hidden] of the output
+        projection; None for either that the layer lacks."""
         assert not (self.qkv_bias and self.gates), "no family has biases on gated attention"
         parts = self._vector("qkv_bias", *self._projections("bias"), neutral=0.0)
         qkv = self._or_fused(parts, "bias", ())
@@ -174,8 +178,8 @@ class GroupedQueryAttention(StoredPart):
 
     @cached_property
     def qk_norms(self) -> tuple[Tensor, ...]:
-        """The gains of the norms of q and k, of a head or of all heads' columns; (): there are no norms, or they have
-        no weights."""
+        """The gains of the RMSNorms of q and k: [head_dim] each, or of the width of all heads where these are normed
+        together; (): there are no norms, or they have no weights."""
         if self.norms is None or not self.norms.weighted:
             return ()
         d, plus = self.shape.head_dim, self.norms.plus
@@ -187,20 +191,22 @@ class GroupedQueryAttention(StoredPart):
 
     @cached_property
     def sinks(self) -> Tensor | None:
-        """The sinks [heads], one more score of each head's softmax; None: there are none."""
+        """The attention sinks [heads]: one more score of each head's softmax; None: there are none."""
         name = self.sinks_name
         return self._vector("sinks", (name, self.shape.heads)) if name else None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors of the attention, then the norms of its indexer, if any."""
+        """The stored tensors of the attention: projections, norms of q and k, biases and sinks, then the norms of its
+        indexer, as far as there are any."""
         optional = (vector for vector in (*self.biases, self.sinks) if vector is not None)
         index = self._indexer.norms if self._indexer else ()
         return (self.qkv, self.o, *self.qk_norms, *optional, *index)
 
     @property
     def scratch(self) -> Scratch:
-        """The buffer widths that its projections, partial results and, if any, its indexer need in a step."""
+        """The widths of the buffers that a step needs, per token, for its projections, partial results of attention
+        and, if there is an indexer, its choices."""
         s, index = self.shape, self.indexer.shape if self.indexer else None
         partials = ceil_to(s.heads * (s.value_dim + 2), GQA_SPLIT_PAGES) // GQA_SPLIT_PAGES
         made = replace(Scratch.of(self.tensors), partials=partials)
@@ -211,8 +217,8 @@ class GroupedQueryAttention(StoredPart):
 
     @property
     def state(self) -> LayerState:
-        """The sizes of the layer's state: keys and values, and the index key behind them; its operations are scores
-        and weighted values of every head."""
+        """The sizes of one sequence's state in this layer: for each position, keys and values of all kv heads and,
+        behind them, an index key, if any; its operations are scores and weighted values of every head."""
         s, index = self.shape, self.indexer.shape if self.indexer else None
         return LayerState(
             position_elements=s.kept + s.beside,

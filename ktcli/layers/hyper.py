@@ -60,7 +60,8 @@ class HyperConnection:
 
     @cached_property
     def scale(self) -> Tensor:
-        """The factors of the logits of entry, leaving and mixing weights, [3]; at the end of the stack [1]."""
+        """The learned factors [3] of the logits of entry weights, leaving weights and mixing weights; at the end of the
+        stack [1], of entry weights alone."""
         return self._vector("scale", 1 if self.at_end else 3)
 
     @cached_property
@@ -79,12 +80,14 @@ class HyperConnection:
 
     @property
     def scratch(self) -> Scratch:
-        """The buffer width of the streams."""
+        """The width of the buffer that a step needs, per token, for the residual of several streams: streams *
+        hidden."""
         return Scratch(streams=self.shape.streams * self.hidden)
 
     def enter(self, b: Backend, x: Value) -> tuple[Value, Value | None]:
-        """Mixes the streams [T, streams * hidden] into the block's input [T, hidden]; returns it and the weights
-        that `expand` takes, None at the end of the stack."""
+        """Returns the block's input [T, hidden], mixed from the streams x [T, streams * hidden], and the weights that
+        `Backend.expand` takes when the block's output is mixed back into the streams; None for these at the end of the
+        stack."""
         wanted = b.linear(b.norm(x, None, self.eps), self.projection, reads=Reads.F32)
         weights = b.mix(wanted, self.scale, self.base, self.shape)
         if self.at_end:
@@ -103,11 +106,12 @@ class StreamMean:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors: none, as a mean has no weights."""
+        """The stored tensors of the mean of the streams: none, so ()."""
         return ()
 
     def enter(self, b: Backend, x: Value) -> tuple[Value, None]:
-        """Returns the mean [T, hidden] of the streams [T, streams * hidden], and None."""
+        """Returns the mean [T, hidden] of the streams x [T, streams * hidden], and None, as there are no weights to mix
+        back with."""
         first, *others = b.split(x, *(self.streams * (self.hidden,)))
         for other in others:
             first = b.add(first, other)

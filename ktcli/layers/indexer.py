@@ -44,20 +44,21 @@ class Indexer(StoredPart):
 
     @property
     def width(self) -> int:
-        """The number of columns of all queries."""
+        """The number of columns of the index queries of all heads: heads * dim."""
         return self.shape.heads * self.shape.dim
 
     @cached_property
     def key_norm(self) -> tuple[Tensor, Tensor]:
-        """The gain and the bias of the norm of keys, [dim]."""
+        """The gain and the bias, [dim] each, of the LayerNorm of the index keys."""
         dim = self.shape.dim
         bias = self._vector("index_norm_bias", ("k_norm.bias", dim), neutral=0.0)
         return self._vector("index_norm_weight", ("k_norm.weight", dim)), bias
 
     @cached_property
     def weights(self) -> Tensor:
-        """The projection [heads, hidden] of the heads' weights, and behind it that of the scores of a window's
-        keys, [dim, hidden]: it decides like a router, and is kept like one."""
+        """The projection [heads, hidden] of the input to one weight for each index head and, if keys are pooled, behind
+        it [dim, hidden] to their pooling scores: it decides like a router, and is kept like one, as the checkpoint has
+        it."""
         sizes = {"weights_proj.weight": self.shape.heads}
         if self.pool:
             sizes["index_kpool_compress_gate"] = self.shape.dim
@@ -67,7 +68,8 @@ class Indexer(StoredPart):
 
     @cached_property
     def pool_bias(self) -> Tensor | None:
-        """The bias [every, dim] of the scores by which keys are pooled; None: keys are not pooled."""
+        """The bias [every, dim] of the scores by which the index keys of a window are pooled; None: keys are not
+        pooled."""
         if self.pool is None:
             return None
         shape = self.pool.every, self.pool.dim
@@ -76,12 +78,14 @@ class Indexer(StoredPart):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors of the indexer, without the projections that lie with those of the attention."""
+        """The indexer's own stored tensors: `weights`, gain and bias of the keys' norm, and the pooling bias, if any;
+        the projections of its queries and keys are part of the attention's."""
         bias = (self.pool_bias,) if self.pool_bias else ()
         return (self.weights, *self.key_norm, *bias)
 
     def forward(self, b: Backend, x: Value, q: Value, key: Value) -> None:
-        """Chooses the positions that the attentions up to the next indexer attend to.
+        """Chooses the positions that each token attends to, in this layer and in those up to the next one with an
+        indexer, and leaves the choice to their attention.
 
         Args:
             x: the attention's input [T, hidden].
@@ -118,13 +122,14 @@ class BlockIndexer(StoredPart):
 
     @property
     def projections(self) -> tuple[tuple[str, int], ...]:
-        """The checkpoint names and row counts of the projections of queries and key."""
+        """The (checkpoint name below the attention, number of rows) of the projection to index queries, then of that to
+        the index key."""
         s = self.shape
         return ("index_q_proj.weight", s.heads * s.dim), ("index_k_proj.weight", s.dim)
 
     @cached_property
     def norms(self) -> tuple[Tensor, Tensor]:
-        """The gains of each query head's norm and of the key's, [dim]."""
+        """The gains [dim] of the RMSNorms of each index query head and of the index key."""
         return self._norm("q"), self._norm("k")
 
     def _norm(self, of: str) -> Tensor:
@@ -132,8 +137,13 @@ class BlockIndexer(StoredPart):
         return self._vector(f"index_{of}_norm", piece, plus=self.norm_plus)
 
     def forward(self, b: Backend, q: Value, key: Value) -> None:
-        """Chooses the blocks that this layer's attention attends to, by q [T, heads * dim] and key [T, dim],
-        projected."""
+        """Chooses the blocks of positions that each token attends to in this layer, and leaves the choice to its
+        attention.
+
+        Args:
+            q: the projected index queries [T, heads * dim].
+            key: the projected index key [T, dim].
+        """
         dim = self.shape.dim
         q, key = (
             b.rope(b.norm(x, gain, self.eps, head_width=dim), self.rope, head_width=dim)

@@ -50,20 +50,22 @@ class KimiDelta(LinearPart):
 
     @cached_property
     def qkvg(self) -> Tensor:
-        """The weight that projects to q, k, v, and to the low-rank input of the norm's gate."""
+        """The stacked projection [rows, hidden] of the input to q, k and v, each for all heads, then to the norm's
+        gate: to the dk columns of its low-rank form or, if `direct`, to the gate itself."""
         qkv = zip(("q_proj", "k_proj", "v_proj"), self.shape.columns, strict=True)
         return self._matrix("qkvg", self.hidden, *qkv, self._entering[0])
 
     @cached_property
     def gates(self) -> Tensor:
-        """The weight that projects to the learning rate, and to the low-rank input of the decay: kept in bf16, as
-        its errors add up over the tokens."""
+        """The stacked projection [rows, hidden] of the input to each head's learning rate, then to the decay: to the dk
+        columns of its low-rank form or, if `direct`, to the decay itself. Kept in bf16, as its errors add up over the
+        tokens."""
         pieces = ("b_proj", self.shape.heads), self._entering[1]
         return self._matrix("gates", self.hidden, *pieces, role=Role.KEPT)
 
     @cached_property
     def decay(self) -> Tensor | None:
-        """The second projection [decays, dk] of a low-rank decay; None: the first has full rank."""
+        """The second projection [decays, dk] of the low-rank decay; None: `gates` projects to the decay itself."""
         if self.direct:
             return None
         s = self.shape
@@ -71,21 +73,23 @@ class KimiDelta(LinearPart):
 
     @cached_property
     def gate(self) -> Tensor | None:
-        """The second projection [heads * dv, dk] of a low-rank gate of the norm; None: the first has full rank."""
+        """The second projection [heads * dv, dk] of the norm's low-rank gate; None: `qkvg` projects to the gate
+        itself."""
         if self.direct:
             return None
         return self._matrix("gate", self.shape.dk, ("g_b_proj", self.shape.columns[2]))
 
     @cached_property
     def o(self) -> Tensor:
-        """The output projection [hidden, heads * dv], by any of its checkpoint names."""
+        """The output projection [hidden, heads * dv], made from whichever of its names the checkpoint has."""
         columns = self.shape.columns[2]
         ways = [self._matrix("o", columns, (name, self.hidden)) for name in self.o_names]
         return replace(ways[0], sources=tuple(pieces for way in ways for pieces in way.sources))
 
     @cached_property
     def convs(self) -> tuple[Tensor, ...]:
-        """The weights of the convolutions of q, k and v."""
+        """The weights of the three causal convolutions over q, k and v: conv_width rows of one weight for each column,
+        the oldest position first."""
         return tuple(
             self._taps(f"{of}_conv", f"{of}_conv1d", width, self.conv_width)
             for of, width in zip("qkv", self.shape.columns, strict=True)
@@ -93,7 +97,8 @@ class KimiDelta(LinearPart):
 
     @cached_property
     def learned(self) -> tuple[Tensor, Tensor]:
-        """The vectors of the log of each head's decay rate, and of the bias of each channel's decay."""
+        """Two learned vectors: the log of each head's decay rate, [heads], and the bias of each channel's decay,
+        [decays]."""
         heads = self.shape.heads
         rate = self._vector("log_rate", ("A_log", heads))
         # Kimi Linear's has the rank of what it multiplies.
@@ -108,7 +113,8 @@ class KimiDelta(LinearPart):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors of the layer's linear attention."""
+        """The stored tensors of the layer's linear attention: projections, convolutions, the vectors of the decay, and
+        the norm's gain."""
         matrices = self.qkvg, self.gates, self.decay, self.gate, self.o
         return (*(m for m in matrices if m is not None), *self.convs, *self.learned, self.norm)
 
@@ -119,15 +125,15 @@ class KimiDelta(LinearPart):
 
     @property
     def state(self) -> LayerState:
-        """The sizes of the layer's state: the convolutions' last rows, then S of every head, of which an element
-        takes 7 operations."""
+        """The sizes of one sequence's state in this layer: the last rows that the convolutions read, then the matrix S
+        of every head, each element of which takes 7 operations per token."""
         s = self.shape
         ops = 7 * s.heads * s.dk * s.dv + 2 * self.conv_width * sum(self.shape.columns)
         elements = sum(self._conv_elements) + s.state_elements
         return LayerState(sequence_elements=elements, ops_per_token=ops)
 
     def forward(self, b: Backend, x: Value) -> Value:
-        """Returns the layer's linear attention [T, hidden] of its input x [T, hidden]."""
+        """Returns the output [T, hidden] of the layer's linear attention for its input x [T, hidden]."""
         s, first, mixed = self.shape, 0, []
         (_, of_gate), (_, of_decay) = self._entering
         *qkv, gate = b.split(b.linear(x, self.qkvg), *self.shape.columns, of_gate)

@@ -90,7 +90,8 @@ class LatentAttention(StoredPart):
 
     @cached_property
     def qkv_a(self) -> Tensor:
-        """The projection of the input to query latent (or queries), index key, KV latent and gates."""
+        """The stacked projection [rows, hidden] of the input to the query latent (twice, if `raw`; the queries
+        themselves, if there is no query latent), the index key, the KV latent and the gates, where there are any."""
         return self._matrix("qkv_a", self.hidden, *self._a_pieces)
 
     @cached_property
@@ -106,13 +107,14 @@ class LatentAttention(StoredPart):
 
     @cached_property
     def q_a_norm(self) -> Tensor:
-        """The gain [q_lora] of the norm of the query latent."""
+        """The gain [q_lora] of the RMSNorm of the query latent."""
         return self._vector("q_a_norm", ("q_a_layernorm.weight", self.q_lora))
 
     @cached_property
     def q_b(self) -> Tensor:
-        """The projection of the query latent, normed and, if `raw`, as it is, to the queries of all heads, then to the
-        index queries or to the gates, if any."""
+        """The projection [rows, q_lora] of the normed query latent to the queries of all heads, then to the index
+        queries or to the gates, if any; if `raw`, [rows, 2 * q_lora], of the normed latent and of the latent as it is.
+        """
         index = (("indexer.wq_b", self.indexer.width),) if self.indexer and not self.raw else ()
         gated = isinstance(self.gates, QueryGates)
         width = self._q_width + (self._gate_width if gated else 0)
@@ -130,21 +132,21 @@ class LatentAttention(StoredPart):
 
     @cached_property
     def index_q(self) -> Tensor | None:
-        """The projection of the normed query latent to the index queries, where that of the queries reads more; None:
-        it is there, or there is no indexer."""
+        """The projection [index heads * dim, q_lora] of the normed query latent to the index queries, where `q_b` also
+        reads the latent as it is; None: these rows are part of `q_b`, or there is no indexer."""
         if not (self.indexer and self.raw):
             return None
         return self._matrix("index_q", self.q_lora, ("indexer.wq_b", self.indexer.width))
 
     @cached_property
     def kv_a_norm(self) -> Tensor:
-        """The gain [lora] of the norm of the KV latent."""
+        """The gain [lora] of the RMSNorm of the KV latent."""
         return self._vector("kv_a_norm", ("kv_a_layernorm.weight", self.shape.lora))
 
     @cached_property
     def kv_b(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The weights (uk_in [lora, nope], uk_out [nope, lora], uv [v, lora]) into which kv_b is split, one matrix
-        per head.
+        """The weights uk_in [lora, nope], uk_out [nope, lora] and uv [v, lora], each with one matrix per head, into
+        which the checkpoint's kv_b is split.
 
         GGUF files have it in two: k_b [heads, lora, nope] and v_b [heads, v, lora].
         """
@@ -181,7 +183,8 @@ class LatentAttention(StoredPart):
 
     @property
     def follows(self) -> bool:
-        """Whether it attends to the positions that an earlier layer's indexer has chosen."""
+        """Whether the layer attends to positions that an earlier layer's indexer has chosen, having no indexer
+        itself."""
         return self.chosen > 0 and self.indexer is None
 
     @property
@@ -201,8 +204,9 @@ class LatentAttention(StoredPart):
 
     @property
     def scratch(self) -> Scratch:
-        """The buffer widths of the absorbed form: each head has its queries over a whole row of the cache and its
-        results over the latent, as attention computes them, and again as its products read them, at half the bytes."""
+        """The widths of the buffers that a step needs, per token. In the absorbed form each head has its queries over a
+        whole row of the cache and its results over the latent, as attention computes them, and again as its products
+        read them, at half the bytes."""
         s = self.shape
         heads = s.heads * (self.state.position_elements + 3 * s.lora // 2)
         chosen = self.indexer.shape.top_k if self.indexer else 0
@@ -214,9 +218,9 @@ class LatentAttention(StoredPart):
 
     @property
     def state(self) -> LayerState:
-        """The sizes of the layer's state: the latent and the index key behind it, and the sums of a window of keys
-        that is open. Its operations are scores and weighted latents of every head (absorbed), or scores and
-        weighted values (expanded)."""
+        """The sizes of one sequence's state in this layer: for each position, the KV latent and the index key behind
+        it; beside them, if index keys are pooled, the sums of the window that is open. Its operations are scores and
+        weighted latents of every head (absorbed), or scores and weighted values (expanded)."""
         s = self.shape
         index = self.indexer.shape if self.indexer else None
         pool = self.indexer.pool if self.indexer else None

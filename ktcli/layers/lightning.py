@@ -46,14 +46,16 @@ class LightningAttention(LinearPart):
 
     @cached_property
     def shape(self) -> LightningShape:
-        """The sizes of the states, and each head's rate of decay: that of ALiBi, less in later layers."""
+        """The sizes of the heads' states, and the rate at which each head's state decays: the slopes of ALiBi, smaller
+        in later layers."""
         part = 1 - self.layer / (self.n_layers - 1 + _LAST) + _LAST
         rates = (2 ** (-8 * (head + 1) / self.heads) * part for head in range(self.heads))
         return LightningShape(self.heads, self.head_dim, tuple(rates))
 
     @cached_property
     def qkvg(self) -> Tensor:
-        """The projection of the input to q, k, v and the gate, each for all heads."""
+        """The stacked projection [4 * heads * head_dim, hidden] of the input to q, k, v and the gate, each for all
+        heads."""
         qkv = Stored(f"{self.source}.qkv_proj.weight", (3 * self._inner, self.hidden))
         gate = Stored(f"{self.source}.output_gate.weight", (self._inner, self.hidden))
         return self._projection("qkvg", *chain(*by_head(qkv, *3 * [self.head_dim])), gate)
@@ -65,22 +67,23 @@ class LightningAttention(LinearPart):
 
     @cached_property
     def norm(self) -> Tensor:
-        """The gain [heads * head_dim] of the norm of the result."""
+        """The gain [heads * head_dim] of the RMSNorm of the result of all heads together."""
         return self._vector("norm", ("norm.weight", self._inner))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors of the layer's attention."""
+        """The stored tensors of the layer's attention: both projections and the norm's gain."""
         return (self.qkvg, self.o, self.norm)
 
     @property
     def state(self) -> LayerState:
-        """The sizes of the layer's state: S of every head, of which an element takes 5 operations."""
+        """The sizes of one sequence's state in this layer: the matrix S [head_dim, head_dim] of every head, each
+        element of which takes 5 operations per token."""
         ops = 5 * self._inner * self.head_dim
         return LayerState(sequence_elements=self.shape.state_elements, ops_per_token=ops)
 
     def forward(self, b: Backend, x: Value) -> Value:
-        """Returns the layer's attention [T, hidden] of its input x [T, hidden]."""
+        """Returns the output [T, hidden] of the layer's attention for its input x [T, hidden]."""
         qkv, gate = b.split(b.linear(x, self.qkvg), 3 * self._inner, self._inner)
         q, k, v = b.split(b.gate(qkv, qkv, GateKind.SIGMOID), *3 * [self._inner])  # silu
         mixed = b.lightning(q, k, v, self.shape, layer=self.layer, first=0)

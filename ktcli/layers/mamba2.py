@@ -51,13 +51,15 @@ class Mamba2(LinearPart):
 
     @cached_property
     def zxbc(self) -> Tensor:
-        """The weight that projects to the norm's gate z, x, b and c."""
+        """The stacked projection [rows, hidden] of the input to the norm's gate z, then to x, b and c, which the
+        convolution reads."""
         count = self._inner + sum(self._mixed)
         return self._projection("zxbc", self._entering(0, count))
 
     @cached_property
     def dt(self) -> Tensor:
-        """The weight that projects to the time steps: kept in bf16, as its errors add up over the tokens."""
+        """The projection [heads, hidden] of the input to the time steps: kept in bf16, as its errors add up over the
+        tokens."""
         first = self._inner + sum(self._mixed)
         stored = self._entering(first, self.shape.heads)
         return self._projection("dt", stored, role=Role.KEPT)
@@ -69,19 +71,21 @@ class Mamba2(LinearPart):
 
     @cached_property
     def conv(self) -> Tensor:
-        """The weight of the causal convolution of x, b and c: conv_width rows, the oldest first."""
+        """The weight of the causal convolution over x, b and c: conv_width rows of one weight for each of their
+        columns, the oldest position first."""
         return self._taps("conv", "conv1d", sum(self._mixed), self.conv_width)
 
     @cached_property
     def bias(self) -> Tensor | None:
-        """The bias of the convolution; None: there is none."""
+        """The bias of the convolution, one element for each column of x, b and c; None: there is none."""
         if not self.conv_bias:
             return None
         return self._vector("conv_bias", ("conv1d.bias", sum(self._mixed)), neutral=0.0)
 
     @cached_property
     def learned(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The vectors of the log of each head's rate, the bias of its time step, and the share of x that passes by."""
+        """Three learned vectors [heads]: the log of each head's decay rate (A_log), the bias of its time step
+        (dt_bias), and the share of x that is added to its output without passing the state (D)."""
         heads = self.shape.heads
         return (
             self._vector("log_rate", ("A_log", heads)),
@@ -91,12 +95,13 @@ class Mamba2(LinearPart):
 
     @cached_property
     def norm(self) -> Tensor:
-        """The gain [heads * head_dim] of the norm of the gated result."""
+        """The gain [heads * head_dim] of the RMSNorm of the gated result."""
         return self._vector("norm", ("norm.weight", self._inner))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors of the layer."""
+        """The stored tensors of the layer: projections, convolution and its bias, if any, the learned vectors, and the
+        norm's gain."""
         bias = (self.bias,) if self.bias else ()
         return (self.zxbc, self.dt, self.o, self.conv, *bias, *self.learned, self.norm)
 
@@ -107,8 +112,8 @@ class Mamba2(LinearPart):
 
     @property
     def state(self) -> LayerState:
-        """The sizes of the layer's state: the convolution's last rows, then S of every head, of which an element
-        takes 5 operations."""
+        """The sizes of one sequence's state in this layer: the last rows that the convolution read, then the matrix S
+        [state_dim, head_dim] of every head, each element of which takes 5 operations per token."""
         s = self.shape
         ops = 5 * s.heads * s.state_dim * s.head_dim + 2 * self.conv_width * sum(self._mixed)
         elements = self._conv_elements + s.state_elements

@@ -44,7 +44,8 @@ class DenseMlp(Projections):
 
     @cached_property
     def gate_up(self) -> Tensor:
-        """The weight that projects to gate and up, whose 16-row panels alternate, or to up alone."""
+        """The weight that projects the input to gate and up, [2 * width, hidden] with each half padded to whole panels
+        of 16 rows, which alternate; where there is no gate, to up alone, [width, hidden]."""
         shape = (self.width, self.hidden)
         up = self._stored(self.names.up, shape)
         if self.glu.ungated:
@@ -65,14 +66,14 @@ class DenseMlp(Projections):
 
     @cached_property
     def gate_up_bias(self) -> Tensor | None:
-        """The bias of gate and up, in the order of the rows of `gate_up`."""
+        """The bias of gate and up, in the order of the rows of `gate_up`; None: there is none."""
         assert not (self.bias and self.glu.ungated), "no family has biases on an MLP without a gate"
         made = self._bias("gate_up_bias", (self.names.gate, self.names.up), self.width)
         return made and replace(made, k=self.glu.rows(self.width), alternate=True)
 
     @cached_property
     def down_bias(self) -> Tensor | None:
-        """The bias [hidden] of down; None: there is none."""
+        """The bias [hidden] of the down projection; None: there is none."""
         return self._bias("down_bias", (self.names.down,), self.hidden)
 
     def _bias(self, name: str, weights: tuple[str, ...], each: int) -> Tensor | None:

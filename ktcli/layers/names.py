@@ -61,22 +61,24 @@ class EachExpert:
     down: str = "experts.{e}.down_proj.weight"
 
     def gate_up_of(self, of: StoredExperts) -> Sources:
-        """Returns the checkpoint's gate and up [I, H] of each expert, which lie in different tensors; up alone where
-        there is no gate."""
+        """Returns where the checkpoint has the experts' gate and up: one alternative of two pieces, [I, H] of each
+        expert; of one piece, up, where there is no gate."""
         shape = of.width, of.hidden
         names = (self.gate, self.up) if of.gated else (self.up,)
         return (tuple(self._piece(of, name, shape) for name in names),)
 
     def down_of(self, of: StoredExperts) -> Sources:
-        """Returns the checkpoint's down [H, I] of each expert."""
+        """Returns where the checkpoint has the experts' down: one alternative of one piece, [H, I] of each expert."""
         return ((self._piece(of, self.down, (of.hidden, of.width)),),)
 
     def gate_up_bias_of(self, of: StoredExperts) -> Sources:
-        """Returns the biases [I] of gate and up that lie beside each expert's weights."""
+        """Returns where the checkpoint has the biases of the experts' gate and up: one alternative of two pieces, [I]
+        of each expert, beside the weights."""
         return ((self._bias(of, self.gate, of.width), self._bias(of, self.up, of.width)),)
 
     def down_bias_of(self, of: StoredExperts) -> Sources:
-        """Returns the bias [H] of down that lies beside each expert's weight."""
+        """Returns where the checkpoint has the bias of the experts' down: one alternative of one piece, [H] of each
+        expert, beside the weight."""
         return ((self._bias(of, self.down, of.hidden),),)
 
     @staticmethod
@@ -104,7 +106,8 @@ class FusedExperts:
     across: bool = False
 
     def gate_up_of(self, of: StoredExperts) -> Sources:
-        """Returns the rows of gate, then those of up, of the tensor that holds both for all experts."""
+        """Returns where the checkpoint has the experts' gate and up: one alternative of two pieces, the rows of gate
+        and those of up in the tensor that holds both for all experts."""
         rows = 2 * of.width
         shape = (of.count, of.hidden, rows) if self.across else (of.count, rows, of.hidden)
         name = f"{of.source}.{self.gate_up}"
@@ -112,17 +115,18 @@ class FusedExperts:
         return ((gate, replace(gate, first=of.width)),)
 
     def down_of(self, of: StoredExperts) -> Sources:
-        """Returns the tensor that holds down for all experts."""
+        """Returns where the checkpoint has the experts' down: one alternative of one piece, the tensor that holds it
+        for all experts."""
         n, k = (of.width, of.hidden) if self.across else (of.hidden, of.width)
         name = f"{of.source}.{self.down}"
         return ((Stored(name, (of.count, n, k), matrix=True, transposed=self.across),),)
 
     def gate_up_bias_of(self, of: StoredExperts) -> Sources:
-        """Returns no alternative, as the layout has no biases."""
+        """Returns () for the biases of gate and up: this layout of experts has none."""
         return ()
 
     def down_bias_of(self, of: StoredExperts) -> Sources:
-        """Returns no alternative, as the layout has no biases."""
+        """Returns () for the bias of down: this layout of experts has none."""
         return ()
 
 
@@ -139,7 +143,8 @@ class InterleavedExperts:
     down_bias: str = "experts.down_proj_bias"
 
     def gate_up_of(self, of: StoredExperts) -> Sources:
-        """Returns the rows of gate, then those of up, of the transposed tensor or of the packed one."""
+        """Returns where the checkpoint has the experts' gate and up, as two alternatives, the transposed tensor and the
+        packed one; each of two pieces, every second row from the first (gate) and from the second (up)."""
         e, rows = of.count, 2 * of.width
         across = self._stored(of, self.gate_up, (e, of.hidden, rows), transposed=True)
         return _in_turn(across), _in_turn(
@@ -147,16 +152,19 @@ class InterleavedExperts:
         )
 
     def down_of(self, of: StoredExperts) -> Sources:
-        """Returns the tensor that holds down for all experts, transposed or packed."""
+        """Returns where the checkpoint has the experts' down, as two alternatives of one piece each: the transposed
+        tensor of all experts, and the packed one."""
         across = self._stored(of, self.down, (of.count, of.width, of.hidden), transposed=True)
         return (across,), (self._stored(of, self.packed_down, (of.count, of.hidden, of.width)),)
 
     def gate_up_bias_of(self, of: StoredExperts) -> Sources:
-        """Returns the elements of gate's bias, then those of up's, of the tensor [E, 2I] that interleaves them."""
+        """Returns where the checkpoint has the biases of the experts' gate and up: one alternative of two pieces, the
+        elements of gate and of up that alternate in one tensor [E, 2I]."""
         return (_in_turn(self._stored(of, self.gate_up_bias, (of.count, 2 * of.width))),)
 
     def down_bias_of(self, of: StoredExperts) -> Sources:
-        """Returns the tensor [E, H] of the biases of down."""
+        """Returns where the checkpoint has the biases of the experts' down: one alternative of one piece, the tensor
+        [E, H]."""
         return ((self._stored(of, self.down_bias, (of.count, of.hidden)),),)
 
     @staticmethod
@@ -189,7 +197,8 @@ class CorrectionNames:
     may_lack: bool = False
 
     def of(self, of: StoredExperts) -> Sources:
-        """Returns the bias in the checkpoint and, where it may be missing, nothing as an alternative."""
+        """Returns where the checkpoint has the learned bias that a layer's experts are chosen with: one alternative of
+        one piece and, if a checkpoint may lack it, a second one without pieces, which stands for zeros."""
         shape = (self.rows, of.count) if self.rows else (of.count,)
         there = (Stored(f"{of.source}.{self.bias}", shape, count=min(self.rows, 1)),)
         return (there, ()) if self.may_lack else (there,)
@@ -229,7 +238,8 @@ class SharedNames:
     gate: str = "shared_expert_gate.weight"
 
     def source(self, mlp: str) -> str:
-        """Returns the checkpoint prefix of the shared expert, below or beside that of the MLP."""
+        """Returns the checkpoint prefix of the shared expert, which lies below the prefix `mlp` or, if `beside`, next
+        to it."""
         return f"{mlp.rpartition('.')[0] if self.beside else mlp}.{self.expert}"
 
 

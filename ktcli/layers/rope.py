@@ -45,7 +45,7 @@ class Yarn:
 
     @property
     def cos_sin_scale(self) -> float:
-        """The factor that cos and sin are multiplied by."""
+        """The factor that the cosines and sines of the rotary embedding are multiplied by: YaRN's attention factor."""
         if self.attention_factor is not None:
             return self.attention_factor
         if self.mscale and self.mscale_all_dim:
@@ -54,7 +54,8 @@ class Yarn:
 
     @property
     def score_scale(self) -> float:
-        """The factor that attention scores are multiplied by: that of mscale_all_dim, squared (DeepSeek)."""
+        """The factor that attention scores are multiplied by: the square of the attention factor that `mscale_all_dim`
+        gives (DeepSeek); 1 without `mscale_all_dim`."""
         return _mscale(self.factor, self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
 
 
@@ -73,7 +74,12 @@ class Llama3:
     high: float
 
     def stretch(self, inverse: F32Array) -> F32Array:
-        """Returns the stretched frequencies, radians per position of each pair, of the plain ones."""
+        """Returns the frequencies as Llama 3.1 stretches them: radians per position of each pair of columns, [dim / 2]
+        f32.
+
+        Args:
+            inverse: the plain frequencies, in the same form.
+        """
         turns = self.original_context / (2 * math.pi / inverse)
         slow, fast = turns < self.low, turns > self.high
         keep = (turns - self.low) / (self.high - self.low)
@@ -97,7 +103,8 @@ def rotary(
     factors: Sequence[float] = (),
     interleaved: bool = False,
 ) -> Rope:
-    """Returns the rotary embedding of `dim` columns.
+    """Returns the rotary embedding of `dim` columns: the frequency of each pair, plain or stretched, and the factor of
+    cos and sin.
 
     Args:
         theta: base of the wavelengths.
@@ -139,7 +146,8 @@ class LongRope(Rope):
     beyond_scale: float = 1.0
 
     def at(self, context: int) -> Rope:
-        """Returns the rotary embedding for a context of `context` positions."""
+        """Returns the rotary embedding for a context of `context` positions: the plain one up to `original` positions,
+        the one for longer contexts beyond."""
         is_long = context > self.original
         chosen = self.beyond if is_long else self.inv_freq
         scale = self.beyond_scale if is_long else self.scale
@@ -147,8 +155,8 @@ class LongRope(Rope):
 
 
 def at_context(part: T, context: int) -> T:
-    """Returns a part of a model with each `LongRope` in it, however deep, replaced by the rotary embedding for a
-    context."""
+    """Returns `part` of a model with each `LongRope` in it, however deep, replaced by the rotary embedding for a
+    context of `context` positions; `part` itself if it has none."""
     made: Any = part
     if isinstance(part, LongRope):
         made = part.at(context)
@@ -174,7 +182,8 @@ def long_rotary(
     original: int,
     interleaved: bool = False,
 ) -> LongRope:
-    """Returns LongRoPE's rotary embedding of `dim` columns.
+    """Returns LongRoPE's two rotary embeddings of `dim` columns, for contexts of up to `original` positions and for
+    longer ones, as one object.
 
     Args:
         theta: base of the wavelengths.

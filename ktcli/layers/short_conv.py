@@ -43,22 +43,24 @@ class ShortConv(LinearPart):
 
     @cached_property
     def taps(self) -> Tensor:
-        """The weight [width * hidden] of the convolution, the oldest row's first."""
+        """The weight [width * hidden] of the convolution: `width` rows of one weight for each column, the oldest
+        position first."""
         return self._taps("taps", "conv", self.hidden, self.width)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors of the layer's convolution."""
+        """The stored tensors of the layer's convolution: both projections and the convolution's weight."""
         return self.entering, self.o, self.taps
 
     @property
     def state(self) -> LayerState:
-        """The sizes of the layer's state: the rows that the convolution reads again."""
+        """The sizes of one sequence's state in this layer: the last width - 1 rows that the convolution read, which it
+        reads again."""
         kept = conv_elements(self.hidden, self.width)
         return LayerState(sequence_elements=kept, ops_per_token=2 * self.width * self.hidden)
 
     def forward(self, b: Backend, x: Value) -> Value:
-        """Returns the gated convolution [T, hidden] of its input x [T, hidden]."""
+        """Returns the output [T, hidden] of the layer's gated convolution for its input x [T, hidden]."""
         first, second, x = b.split(b.linear(x, self.entering), *(3 * [self.hidden]))
         mixed = b.conv(b.gate(x, first, GateKind.LINEAR), self.taps, layer=self.layer, linear=True)
         return b.linear(b.gate(mixed, second, GateKind.LINEAR), self.o)

@@ -68,7 +68,7 @@ class SparseMlp:
 
     @cached_property
     def router(self) -> Tensor:
-        """The router's weight [experts, hidden], with one row more for a shared gate."""
+        """The router's weight [experts, hidden]; with one more row, which gates the shared expert, if `shared_gate`."""
         of, shape = self.names.router, (self.routing.experts, self.hidden)
         name = f"{self.source}.{of.weight}"
         stored = [Stored(name, shape[::-1] if of.across else shape, transposed=of.across)]
@@ -79,7 +79,8 @@ class SparseMlp:
 
     @cached_property
     def router_correction(self) -> Tensor | None:
-        """The bias [experts] of the scores that choose experts, not of their weights; None: there is none."""
+        """The bias [experts] that is added to the router's scores when experts are chosen, but is no part of their
+        weights; None: there is none."""
         if not self.correction:
             return None
         sources = self.names.router.correction.of(self._stored)
@@ -101,8 +102,8 @@ class SparseMlp:
 
     @cached_property
     def table(self) -> Tensor | None:
-        """The table [by_id, top_k] of the experts of each token id, row behind row: whole numbers, which f32 holds;
-        None: the router chooses them."""
+        """The table [by_id, top_k] of the numbers of the experts of each token id: whole numbers, stored as f32; None:
+        the router chooses the experts."""
         if not self.by_id:
             return None
         shape, below = (self.by_id, self.routing.top_k), self.routing.experts
@@ -110,15 +111,15 @@ class SparseMlp:
 
     @cached_property
     def factors(self) -> Tensor | None:
-        """The factors [experts] of the weights of chosen experts; None: there are none."""
+        """The factors [experts] that the router's weights of chosen experts are multiplied by; None: there are none."""
         if self.branch_eps is None:
             return None
         return self._vector("router_factors", self.names.router.factors, self.routing.experts)
 
     @cached_property
     def norms(self) -> tuple[Tensor, ...]:
-        """The gains [hidden] of the norms of the router's input, then before and after experts, before and after the
-        shared expert; (): there are none."""
+        """The gains [hidden] of five norms: of the router's input, before and after the experts, before and after the
+        shared expert; (): the MLP has no norms."""
         if self.branch_eps is None:
             return ()
         names = self.names.branches
@@ -138,12 +139,14 @@ class SparseMlp:
 
     @property
     def expert_hidden(self) -> int:
-        """The number of columns of the rows that experts read and give."""
+        """The number of columns of the rows that routed experts read and return: `latent`, or `hidden` where that is
+        0."""
         return self.latent or self.hidden
 
     @cached_property
     def latents(self) -> tuple[Tensor, Tensor] | None:
-        """The weights that project to the rows that experts read, and from what they give; None: there are none."""
+        """The weights that project the input to what experts read, [latent, hidden], and back what they return,
+        [hidden, latent]; None: experts read the input itself."""
         if not self.latent:
             return None
         names, shapes = self.names.latent, ((self.latent, self.hidden), (self.hidden, self.latent))
@@ -160,7 +163,8 @@ class SparseMlp:
 
     @cached_property
     def expert_biases(self) -> tuple[Tensor, Tensor] | None:
-        """The biases of gate_up, in the order of its rows, and of down; None: there are none."""
+        """The biases of the experts' `gate_up`, in the order of its rows, and of their `down`, [expert_hidden], each
+        with one vector per expert; None: there are none."""
         if not self.biases:
             return None
         assert not self.glu.ungated, "no family has biases on experts without a gate"
@@ -175,8 +179,9 @@ class SparseMlp:
 
     @cached_property
     def gate_up(self) -> Tensor:
-        """The weights that project to gate and up, whose 16-row panels alternate, or to up alone: a matrix for each
-        expert."""
+        """The weights that project the input to gate and up, one matrix per expert: [2 * width, expert_hidden] with
+        each half padded to whole panels of 16 rows, which alternate; where there is no gate, [width, expert_hidden] of
+        up alone."""
         sources = [p for way in self.names.experts for p in way.gate_up_of(self._stored)]
         name, gated = "up" if self.glu.ungated else "gate_up", not self.glu.ungated
         made = self._of_experts(name, self.glu.rows(self.width), self.expert_hidden, sources)
@@ -184,7 +189,8 @@ class SparseMlp:
 
     @cached_property
     def down(self) -> Tensor:
-        """The weights that project the activation to the output: a matrix [expert_hidden, width] for each expert."""
+        """The weights that project the experts' activation to their output: one matrix [expert_hidden, width] per
+        expert."""
         sources = [p for way in self.names.experts for p in way.down_of(self._stored)]
         made = self._of_experts("down", self.expert_hidden, self.width, sources)
         return replace(made, cut=Cut.COLUMNS)
@@ -200,7 +206,7 @@ class SparseMlp:
 
     @cached_property
     def shared(self) -> DenseMlp | None:
-        """The shared expert, a dense MLP; None: there is none."""
+        """The shared expert, a dense MLP that every token passes; None: there is none."""
         if not self.shared_width:
             return None
         names, glu = self.names.shared, self.shared_glu or self.glu
@@ -211,7 +217,8 @@ class SparseMlp:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors of experts, shared expert, projections and router, then biases and table, if any."""
+        """The stored tensors of the MLP: experts, shared expert, projections around experts, router; then biases, the
+        table of experts, factors and norms, as far as there are any."""
         vectors = (
             self.router_bias,
             self.router_correction,
@@ -226,7 +233,8 @@ class SparseMlp:
 
     @property
     def scratch(self) -> Scratch:
-        """The buffer widths of the shared expert, and of the experts of a token side by side."""
+        """The widths of the buffers that a step needs, per token: for dense projections, and for the activations of a
+        token's chosen experts side by side."""
         return replace(Scratch.of(self.tensors), experts=self.routing.top_k * self.width)
 
     def forward(self, b: Backend, x: Value) -> Value:

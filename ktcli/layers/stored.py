@@ -33,12 +33,12 @@ class StoredPart:
     @property
     @abstractmethod
     def layer(self) -> int:
-        """The number of the decoder layer."""
+        """The number of the decoder layer that the part belongs to."""
 
     @property
     @abstractmethod
     def source(self) -> str:
-        """The prefix of its names in the checkpoint."""
+        """The prefix of the names of the part's tensors in the checkpoint."""
 
     def _named(self, name: str) -> str:
         return f"layers.{self.layer}.{self.KIND}.{name}"
@@ -85,7 +85,8 @@ class LinearPart(StoredPart, Projections):
 
 
 def by_head(stored: Stored, *parts: int) -> list[tuple[Stored, ...]]:
-    """Returns each part's rows of all heads, of a projection that has for each head so many rows of every part."""
+    """Returns, for each of `parts`, its rows of all heads, one piece per head, of a stacked projection in which each
+    head has parts[0] rows of the first part, then parts[1] of the second, and so on."""
     starts = range(0, stored.rows, sum(parts))
     return [
         tuple(replace(stored, first=at + sum(parts[:i]), count=count) for at in starts)
@@ -94,5 +95,6 @@ def by_head(stored: Stored, *parts: int) -> list[tuple[Stored, ...]]:
 
 
 def conv_elements(columns: int, width: int) -> int:
-    """Returns the f32 elements of the state of a convolution: the rows that it reads again, up to a whole line."""
+    """Returns the number of f32 elements of the state of a causal convolution: the last width - 1 rows of `columns`
+    columns, rounded up to a multiple of 16."""
     return ceil_to((width - 1) * columns, _STATE_LINE)

@@ -36,7 +36,8 @@ OnCpu = Callable[[int], bool]
 def engine_under(
     policy: Policy, *given: Any, on_cpu: OnCpu | None = None, **others: Any
 ) -> DeviceEngine:
-    """Returns an engine that shares the experts between CPU and device by a policy.
+    """Returns an engine with a GPU that divides the routed experts between CPU and GPU by a policy: kt's own, or the
+    method of another program.
 
     Args:
         given, others: the arguments of `DeviceEngine`.
@@ -50,7 +51,8 @@ def engine_under(
 
 
 def placement_under(policy: Policy, placement: Placement) -> Placement:
-    """Returns the placement changed for a policy: only kt's own defers experts, and ALL_CPU has none on the device.
+    """Returns the placement as a policy needs it: the same for KT; for the others without deferred experts and, for
+    ALL_CPU, without experts on the GPU.
 
     Raises:
         UsageError: MLPs are in main memory, which the sequential policies do not know.
@@ -72,7 +74,7 @@ def placement_under(policy: Policy, placement: Placement) -> Placement:
 
 
 def policy_of(engine: DeviceEngine) -> Policy:
-    """Returns the policy by which an engine shares the experts between CPU and device."""
+    """Returns the policy by which an engine divides the routed experts between CPU and GPU."""
     return engine.policy if isinstance(engine, Baseline) else Policy.KT
 
 
@@ -128,23 +130,26 @@ class OnDemand(TimedRunner):
     phases: Phases = field(default_factory=Phases)
 
     def begin(self, n_tokens: int, defer: Depths | None = None) -> None:
-        """Begins a step; `defer` is ignored, as no expert is deferred here."""
+        """Does nothing: a step needs no preparation, and no expert is deferred here, so `defer` is ignored."""
 
     def check(self) -> None:
         """Does nothing: errors of the CPU are raised in `finish`."""
 
     def operations(self) -> list[tuple[str, int]]:
-        """Returns the (phase, nanoseconds so far) pairs."""
+        """Returns (phase, nanoseconds so far) for each of the three phases: experts on the CPU, experts on the GPU, and
+        copies of experts; summed over all steps."""
         found = self.phases
         seconds = {CPU_EXPERTS: found.cpu_s, GPU_EXPERTS: found.device_s, COPIES: found.copy_s}
         return [(name, round(1e9 * each)) for name, each in seconds.items()]
 
     def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool = False) -> Any:
-        """Returns the arguments as the handle for `finish`, which computes everything."""
+        """Returns (layer, x, ids, gate) as the handle for `finish`, which computes everything; nothing is computed
+        yet."""
         return layer, x, ids, gate
 
     def finish(self, pending: Any) -> Tensor:
-        """Computes the chosen experts, one phase after the other, and returns their weighted sum, [T, H]."""
+        """Computes the experts that a layer's tokens chose, one phase after the other; returns their weighted sum for
+        each token, [T, H]."""
         layer, x, ids, gate = pending
         phases = self.phases
         self.stream.synchronize()

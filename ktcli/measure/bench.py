@@ -65,7 +65,7 @@ class Job:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens of all answers in a run."""
+        """The number of tokens of one run, of all answers together."""
         return self.n_tokens * self.batch
 
 
@@ -83,7 +83,7 @@ class Demand:
 
     @property
     def all_ops(self) -> int:
-        """The operations of all units together."""
+        """The number of operations of one run, of all kinds of arithmetic together."""
         return sum(self.ops.values())
 
 
@@ -91,14 +91,16 @@ class Roofline(Protocol):
     """The interface of the predicted times that a measurement is compared with."""
 
     def ideal_s(self, engine: Engine, job: Job) -> float:
-        """Returns the seconds of a run at the machine's ceilings, measured now."""
+        """Returns the seconds that one run of the job would take at the machine's limits, measured now."""
 
     def predicted_s(self, engine: Engine, job: Job) -> float:
-        """Returns the seconds of a run that the planner expects, at the ceilings of this measurement."""
+        """Returns the seconds that the planner expects of one run of the job, with the machine's limits as measured so
+        far."""
 
 
 def steps(engine: Engine, job: Job) -> Iterator[StepShape]:
-    """Yields the shapes of the steps of a run."""
+    """Yields the shape of each step of one run of the job: its number of tokens, the position of the first, and the
+    number of tokens that give logits."""
     done = 0
     while done < job.n_tokens:
         left = job.n_tokens - done
@@ -110,14 +112,15 @@ def steps(engine: Engine, job: Job) -> Iterator[StepShape]:
 
 
 def work_of(engine: Engine, job: Job, step: StepShape) -> tuple[PartWork, ...]:
-    """Returns the bytes and operations of one step of a run, part by part."""
+    """Returns the bytes read and the operations of one step of a job, for each part of the model."""
     if job.batch == 1:
         return step_work(engine.model, engine.recipe, step)
     return streams_work(engine.model, engine.recipe, step, job.touched)
 
 
 def demand(engine: Engine, job: Job) -> Demand:
-    """Returns the bytes and operations of a run."""
+    """Returns the bytes that one run of the job reads and the operations that it computes, in all, and the part of
+    these over the KV cache."""
     read, cached, ops = 0, 0, dict.fromkeys(Unit, 0)
     for step in steps(engine, job):
         for work in work_of(engine, job, step):
@@ -143,7 +146,8 @@ class Ceilings:
 
     @classmethod
     def of(cls, pool: Pool) -> Ceilings:
-        """Returns the ceilings of a pool, not sampled yet, with memory on each node for the samples of reads."""
+        """Returns the limits of the machine as the threads of `pool` reach them, not measured yet; allocates memory on
+        each NUMA node, by which reading is measured."""
         nodes = range(len(pool.node_threads))
         arenas = tuple(pool.arena(CEILING_BYTES // len(nodes), node) for node in nodes)
         for arena in arenas:  # untouched pages would all be one zero page, which caches hold
@@ -152,30 +156,35 @@ class Ceilings:
 
     @property
     def unbound(self) -> str:
-        """The reason why the system did not bind memory to the pool's nodes; "" if it did, or need not."""
+        """The reason why the system did not bind the memory for measuring to the NUMA nodes of the threads; "": it did,
+        or need not."""
         return next((arena.refused for arena in self.arenas if arena.refused), "")
 
     def measure(self, kind: Ceiling) -> float:
-        """Measures a ceiling now; returns its bytes or operations per second."""
+        """Measures a limit of the machine now, and adds it to the samples; returns its bytes or operations per
+        second."""
         data = [arena.bytes for arena in self.arenas] if kind is Ceiling.READ else ()
         rate = self.pool.ceiling(kind, self.seconds, data)
         self.samples.setdefault(kind, []).append(rate)
         return rate
 
     def rate(self, kind: Ceiling) -> float:
-        """Returns the median of a ceiling's samples so far, per second."""
+        """Returns the median of the samples of a limit so far, in bytes or operations per second; measures one if there
+        is none."""
         return median(self.samples.get(kind) or [self.measure(kind)])
 
     def rates(self) -> Rates:
-        """Returns the sampled rates in the form that the planner takes."""
+        """Returns the medians of the samples of reading, int8 and bf16 arithmetic in the form that the planner
+        takes."""
         read, int8, bf16 = map(self.rate, (Ceiling.READ, Ceiling.INT8, Ceiling.BF16))
         basis, tiles = "measured in this run", has_tiles(self.pool.isa)
         each = operation_seconds(self.pool.threads)
         return Rates(read, int8, bf16, True, basis, tiles, each)
 
     def ideal_s(self, engine: Engine, job: Job) -> float:
-        """Returns the seconds of a run at the ceiling, of reads for decode, of arithmetic for prefill, measured now;
-        of several answers, those of each part of a step at its slower ceiling."""
+        """Returns the seconds that one run of the job would take at the machine's limits, measured now: for decode that
+        of reading, for prefill those of arithmetic; for several answers at once, for each part of a step the slower of
+        the two."""
         if job.batch > 1:
             return self._parts_s(engine, job)
         wanted = demand(engine, job)
@@ -198,14 +207,16 @@ class Ceilings:
     def compute_s(
         self, ops: Mapping[Unit, int], rate: Callable[[Ceiling], float] | None = None
     ) -> float:
-        """Returns the seconds of operations at the arithmetic peaks: measured now, or as `rate` gives them."""
+        """Returns the seconds that operations, by kind of arithmetic, take at the arithmetic peaks: measured now, or as
+        `rate` gives them."""
         int8 = ops[Unit.INT8]
         rest = sum(ops.values()) - int8
         peaks = ((int8, Ceiling.INT8), (rest, Ceiling.BF16))
         return sum(n / (rate or self.measure)(kind) for n, kind in peaks if n)
 
     def predicted_s(self, engine: Engine, job: Job) -> float:
-        """Returns the seconds that the planner's cost model gives for a run at the sampled rates."""
+        """Returns the seconds that the planner's cost model expects of one run of the job, with the medians of the
+        limits measured so far."""
         rates = self.rates()
         works = ((work_of(engine, job, s), s) for s in steps(engine, job))
         operations = engine.model.operations
@@ -220,7 +231,7 @@ class OperationTimes:
 
     @property
     def seconds(self) -> float:
-        """The seconds of all operations together."""
+        """The seconds of all operations of one run together."""
         return sum(seconds for _, seconds in self.operations)
 
 
@@ -246,22 +257,22 @@ class BenchResult:
 
     @property
     def tok_s(self) -> float:
-        """The tokens per second, of all answers together, in the median run."""
+        """The tokens per second, of all answers together, in the median run of the job."""
         return self.job.tokens / self.measured.seconds
 
     @property
     def read_bps(self) -> float:
-        """The bytes per second that the job read."""
+        """The bytes per second that the median run of the job read."""
         return self.demand.read_bytes / self.measured.seconds
 
     @property
     def ops(self) -> float:
-        """The operations per second that the job reached."""
+        """The operations per second that the median run of the job computed."""
         return self.demand.all_ops / self.measured.seconds
 
     @property
     def attention_s(self) -> float:
-        """The seconds of the attention operations of a run, products inside them included."""
+        """The seconds of the attention operations in an average run of the job, products inside them included."""
         return sum(s for name, s in self.profile.operations if name in ATTENTION)
 
 
@@ -273,10 +284,12 @@ def run(
     pairs: int = PAIRS,
     progress: Callable[[int], None] = lambda done: None,
 ) -> BenchResult:
-    """Returns the measured times of one job on a loaded engine.
+    """Returns the measured times of one job on a loaded engine, with the bytes and operations it needs and the seconds
+    that the planner expects.
 
     Args:
         job: the work; its context and tokens fit the engine's context.
+        roofline: the limits of the machine that the times are compared with.
         pairs: runs of the work, each between two measurements of the ceiling.
         progress: called after each run with the number of runs done.
     """
@@ -311,7 +324,12 @@ def run(
 
 
 def once(engine: Engine, session: Session, job: Job, ids: list[int], choice: GreedyChoice) -> None:
-    """Runs the job once. A decode step ends with choosing a token, as an answer does."""
+    """Runs the job once on `session`, which first goes back to the context of the job. A decode step ends with choosing
+    a token, as an answer does.
+
+    Args:
+        ids: the token ids of the run: of the prompt that is read, or of the steps that are decoded.
+    """
     session.rewind(job.context)
     if job.kind is Phase.PREFILL:
         session.feed(ids)

@@ -139,7 +139,8 @@ def _stages(model: Model) -> Iterator[_Stage]:
 
 
 def need_bytes(model: Model, tokens: int) -> int:
-    """Returns the bytes of the largest stage's weights and of a text's residuals, without buffers."""
+    """Returns the bytes of memory that a calibration with a text of `tokens` tokens needs for the weights of its
+    largest stage and the residuals of the text, buffers not included."""
     width = largest = 0
     for stage in _stages(model):
         width = max(width, stage.recording.results[0].width)
@@ -186,7 +187,8 @@ class CalibrationRun:
         self.done = self._restored() if files else 0
 
     def run_next(self) -> None:
-        """Runs the next stage.
+        """Runs the next stage of the forward pass (a few layers) over the whole text, and adds up the squares of its
+        matrices' inputs.
 
         Raises:
             BadCheckpoint: a value is NaN, Inf or too large for 8 bits, or a file cannot be read.
@@ -199,13 +201,15 @@ class CalibrationRun:
         self.done += 1
 
     def stages_of(self, tensors: Iterable[Tensor]) -> int:
-        """Returns the number of stages, from the first on, behind which the importance of these tensors is known."""
+        """Returns how many stages of the forward pass, from the first on, must have run so that the importance of the
+        columns of `tensors` is known."""
         names = {tensor.name for tensor in tensors}
         read = ((i, {t.name for t in stage.measured}) for i, stage in enumerate(self._stages, 1))
         return max((i for i, own in read if own & names), default=0)
 
     def importance(self, tensors: Iterable[Tensor] | None = None) -> Importance:
-        """Returns the importance of the columns of the tensors that `stages_of` says are known; None: of all."""
+        """Returns the importance of the columns of `tensors`, whose stages must have run, see `stages_of`; None: of all
+        tensors of the model."""
         steps = {}
         for name in self._tensors if tensors is None else (tensor.name for tensor in tensors):
             if name not in self._steps and name in self._tensors:

@@ -38,12 +38,13 @@ class ConversionTime:
 
     @property
     def is_short(self) -> bool:
-        """Whether the calibration takes less than the conversion would, done twice."""
+        """Whether the calibration takes less than twice the time of the conversion without it."""
         return self.calibrate_s < 2 * self.convert_s
 
 
 def estimate(model: Model, recipe: Recipe, tokens: int, pool: Pool, threads: int) -> ConversionTime:
-    """Returns the time of a conversion to a recipe, and of a calibration by a text of so many tokens.
+    """Returns the estimated seconds of a conversion of a model to a recipe, and those of a calibration by a text of
+    `tokens` tokens before it.
 
     Args:
         pool: one thread, which measures: several would wait for each other where other programs run.

@@ -28,7 +28,7 @@ class TimedRun:
 
     @property
     def share(self) -> float:
-        """The share of the ceiling that the run reached, 1: all of it."""
+        """The share of the speed at the ceiling that the run reached; 1: all of it."""
         return self.ideal_s / self.seconds
 
 
@@ -56,12 +56,13 @@ class Measurement:
 
     @property
     def share(self) -> float:
-        """The median share of the ceiling that the runs reached, 1: all of it."""
+        """The median of the shares of the speed at the ceiling that the runs reached; 1: all of it."""
         return median(run.share for run in self.runs)
 
     @property
     def noisy(self) -> bool:
-        """Whether other processes used too much of the cores for a reliable measurement."""
+        """Whether other processes used more than NOISY_SHARE of the cores meanwhile, too much for a reliable
+        measurement."""
         return self.others_share > NOISY_SHARE
 
 
@@ -72,7 +73,8 @@ def alternate(
     pairs: int = PAIRS,
     progress: Callable[[int], object] = lambda done: None,
 ) -> Measurement:
-    """Runs `work` `pairs` times, with its ceiling before and after each; returns the times.
+    """Runs `work` `pairs` times, and measures its ceiling before and after each; returns the seconds of all runs, those
+    at the ceiling, and the share of the cores that other processes used.
 
     Args:
         work: does the whole work once; returns the seconds of it that count; None: all of them.
@@ -104,7 +106,8 @@ class Others:
         self._own = _own_seconds()
 
     def share(self) -> float:
-        """Returns the share of the cores that others used since then; 0 where the kernel does not report it."""
+        """Returns the share of this process's cores that other processes used since the object was made, 0..1; 0 where
+        the kernel does not report it."""
         busy, total = self._read()
         elapsed = total - self._total
         if elapsed <= 0:
@@ -122,7 +125,8 @@ class Others:
 
 
 def busy_seconds(stat: str, cpus: frozenset[int]) -> tuple[float, float]:
-    """Returns the (busy, total) seconds of `cpus` from the text of /proc/stat.
+    """Returns the seconds in which the cores numbered `cpus` were busy, and those in all, since the machine started,
+    from the text `stat` of /proc/stat.
 
     Time stolen by the hypervisor is busy: somebody else had the core.
     """

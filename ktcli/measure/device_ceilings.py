@@ -55,7 +55,8 @@ _ON_CPU = Probe(1 << 20, 64, 1)  # a CPU in a device's place: only in tests
 
 
 def measure_rates(device: torch.device) -> DeviceRates:
-    """Returns the measured rates of a device, after about a second; its memory is free again afterwards.
+    """Returns the measured rates of a GPU: bytes per second of reading and of copies from main memory, and bf16
+    operations per second. It takes about a second; the memory of the GPU is free again afterwards.
 
     Raises:
         DeviceError: the device failed, or has no memory left.
@@ -136,11 +137,13 @@ class DeviceCeilings:
 
     @classmethod
     def of(cls, engine: DeviceEngine, device: DeviceRates) -> DeviceCeilings:
-        """Returns the roofline of an engine, with the ceilings of its pool and the measured rates of its device."""
+        """Returns the limits that runs of an engine with a GPU are compared with: those of its CPU threads, not
+        measured yet, and the measured rates of its GPU, `device`."""
         return cls(Ceilings.of(engine.pool), device, engine.placement, policy_of(engine))
 
     def ideal_s(self, engine: Engine, job: Job) -> float:
-        """Returns the seconds of a run with CPU and device working at the same time, each at its limit."""
+        """Returns the seconds that one run of the job would take with CPU and GPU working at the same time, each at its
+        limit: reading for decode, arithmetic for prefill."""
         found = [self.split(engine, job, step) for step in steps(engine, job)]
         if job.kind is Phase.DECODE:
             read = sum(each.cpu_bytes for each in found)
@@ -151,7 +154,8 @@ class DeviceCeilings:
         return max(self.cpu.compute_s(ops), theirs)
 
     def predicted_s(self, engine: Engine, job: Job) -> float:
-        """Returns the seconds of a run that the planner's forecast gives at the rates of this measurement."""
+        """Returns the seconds that the planner's forecast expects of one run of the job, with the limits of CPU and GPU
+        as measured."""
         forecast, policy = self.forecast(engine), self.policy
         if policy in SEQUENTIAL:
             computes = policy is Policy.FIDDLER
@@ -168,7 +172,8 @@ class DeviceCeilings:
         return sum(forecast.decode_s(at, engine.depth_at(at), job.batch) for at in positions)
 
     def forecast(self, engine: Engine) -> Forecast:
-        """Returns the planner's forecast for this engine at the measured rates."""
+        """Returns the planner's forecast for an engine with its placement and the measured rates of CPU and GPU: it
+        tells the seconds of decode and prefill."""
         placement = self.placement
         expert = int(stack_of(engine.model, engine.recipe).expert.size_bytes.max(initial=0))
         known = Known(
@@ -185,8 +190,8 @@ class DeviceCeilings:
         return Forecast.of(engine.model, engine.recipe, known)
 
     def split(self, engine: Engine, job: Job, step: StepShape) -> Split:
-        """Returns the bytes and operations of a step of a job, divided between CPU and device; a streamed step is
-        all the device's."""
+        """Returns the bytes and operations of one step of a job, those of the CPU and those of the GPU; if experts are
+        streamed to the GPU, as in long prompts, all of theirs are the GPU's."""
         long = self.placement.long_prompts
         streamed = job.kind is Phase.PREFILL and long.streams(step.n_tokens)
         hit_rate = experts.hits(self.placement.mask, engine.spec.top_k).rate

@@ -45,7 +45,8 @@ class DeviceSetting:
 def planned_engine(
     model: Model, plan: Plan, pool: Pool, setting: DeviceSetting, progress: Progress | None = None
 ) -> DeviceEngine:
-    """Returns an engine of the model's true shapes, placed as planned; `pool` has the teams of the plan's host.
+    """Returns an engine of the model, placed on CPU and GPU as planned, with random weights or those of the pack in
+    `setting`; `pool` has the threads of the plan's host.
 
     Raises:
         NotEnoughMemory: it does not fit after all.

@@ -32,7 +32,8 @@ _LAUNCHES = ("Launch", "Memcpy", "Memset", "BatchMemOp")
 
 
 def trace(engine: DeviceEngine, step: Callable[[], None]) -> Trace:
-    """Runs a step that was run before; returns the trace of CPU, device, and the calls between them.
+    """Runs one step of an engine with a GPU, which was run before; returns the trace of its events: parts of the CPU,
+    kernels of the GPU, and the calls that launch them.
 
     Args:
         step: runs a step of the engine; returns when its streams are done.
@@ -110,7 +111,7 @@ class CallRecord:
 
 
 def recorded(profiler: Any) -> Iterator[CallRecord]:
-    """Yields all events that a finished profiler recorded."""
+    """Yields all events that a finished torch profiler recorded, with times in nanoseconds of its own clock."""
     for event in profiler.profiler.kineto_results.events():
         start, duration = event.start_ns(), event.duration_ns()
         on_device = event.device_type().name == "CUDA"
@@ -118,7 +119,7 @@ def recorded(profiler: Any) -> Iterator[CallRecord]:
 
 
 def clock_offset(markers: Sequence[CallRecord], readings: Sequence[tuple[int, int]]) -> int:
-    """Returns the nanoseconds to add to the profiler's clock to get CLOCK_MONOTONIC.
+    """Returns the nanoseconds to add to times of the profiler's clock to get those of CLOCK_MONOTONIC.
 
     Args:
         markers: the markers as recorded, in order.
@@ -131,7 +132,8 @@ def clock_offset(markers: Sequence[CallRecord], readings: Sequence[tuple[int, in
 
 
 def track_of(record: CallRecord) -> str | None:
-    """Returns the name of the track that shows an event; None: it is left out of the trace."""
+    """Returns the name of the track (row) of the trace that shows an event of the profiler, DEVICE or LAUNCHES; None:
+    it is left out of the trace."""
     if record.on_device:
         return DEVICE if record.name != _MARKER and "Sync" not in record.name else None
     is_call = record.name.startswith("cu") and any(word in record.name for word in _LAUNCHES)

@@ -25,8 +25,9 @@ class EncodedSource:
         self._arenas: dict[int | None, Arena] = {}
 
     def arena(self, size_bytes: int, node: int | None = None) -> Arena:
-        """Returns memory on a node for tensors: that of an earlier call, whose tensors are not used any more, if it is
-        large enough. The system takes longer to clear new pages than the encoder to fill them."""
+        """Returns memory on a NUMA node for at least `size_bytes` bytes of tensors: that of an earlier call, whose
+        tensors are not used any more, if it is large enough. The system takes longer to clear new pages than the
+        encoder to fill them."""
         found = self._arenas.pop(node, None)
         if found is None or found.size_bytes < size_bytes:
             del found  # given back first
@@ -37,7 +38,7 @@ class EncodedSource:
     def fill(
         self, tensor: Tensor, target: Loaded, memory: NDArray[np.uint8], offset: int = 0
     ) -> None:
-        """Encodes a tensor into `memory`.
+        """Encodes a tensor of the checkpoint into `memory`, from byte `offset` on.
 
         Raises:
             BadCheckpoint: a value is NaN, Inf or too large for its format, or a file cannot be read.
@@ -45,5 +46,5 @@ class EncodedSource:
         self._encoder.encode_into(tensor, memory[offset:])
 
     def place(self, tensor: Tensor, whole: Weight, shares: Shares, offset: int = 0) -> None:
-        """Is never called: one node has no slices."""
+        """Raises AssertionError: it is never called, as a pool of one NUMA node has no slices of tensors."""
         raise AssertionError(tensor.name)

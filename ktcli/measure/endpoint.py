@@ -76,11 +76,12 @@ class Endpoint:
 
     @classmethod
     def at(cls, url: str, key: str = "", model: str = "") -> Endpoint:
-        """Returns the server at an address, with its first model unless one is named.
+        """Returns the server at the address `url`, for requests to `model`; "": to the first model that the server
+        lists.
 
         Raises:
-            UsageError: the address is none, or the key is refused.
-            KtError: nobody is there, or it does not speak this API.
+            UsageError: `url` is not an address, or the key is refused.
+            KtError: nobody is there, or it does not speak OpenAI's API.
         """
         if "@" in url:
             raise UsageError(
@@ -104,7 +105,7 @@ class Endpoint:
         return found if model else replace(found, model=found._first_model())
 
     def count(self, text: str) -> int | None:
-        """Returns the number of tokens in a text by the server's tokenizer; None: the server does not tell."""
+        """Returns the number of tokens of `text` by the server's tokenizer; None: the server does not tell."""
         said = {"model": self.model, "content": text, "prompt": text}
         try:
             status, document = self._document("POST", "/tokenize", said)
@@ -114,7 +115,8 @@ class Endpoint:
         return len(tokens) if isinstance(tokens, list) else None
 
     def ask(self, prompt: Prompted) -> StreamedAnswer:
-        """Sends a prompt; returns the complete answer, with the message of a failure in `error`."""
+        """Sends a prompt to the server and waits for the whole answer; returns it with the arrival time of each piece,
+        or with the message of a failure in `error`."""
         found = StreamedAnswer(time.perf_counter())
         try:
             with _Exchange(self, "POST", "/v1/chat/completions", self._body(prompt)) as reply:

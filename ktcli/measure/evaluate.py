@@ -62,7 +62,7 @@ class Window:
 
     @property
     def counted(self) -> int:
-        """The number of predictions that count."""
+        """The number of predictions of the window that count: not those that the window before has counted."""
         return len(self.ids) - 1 - self.first
 
 
@@ -81,7 +81,7 @@ class Scores:
     kl: F64Array | None
 
     def first(self, n: int) -> Scores:
-        """Returns the scores of the first n predictions."""
+        """Returns the scores of the first `n` predictions of the text."""
         return Scores(self.nll[:n], self.best[:n], None if self.kl is None else self.kl[:n])
 
 
@@ -101,7 +101,8 @@ class Difference:
 
 
 def windows(ids: Sequence[int], length: int, stride: int, begin: int | None) -> list[Window]:
-    """Returns a text cut into windows; every id is predicted once, except the very first if nothing precedes it.
+    """Returns the windows into which a text is cut; in them, every id is predicted once, except the very first if no id
+    precedes it.
 
     Args:
         length: the number of the text's ids in a window.
@@ -122,12 +123,13 @@ def windows(ids: Sequence[int], length: int, stride: int, begin: int | None) -> 
 
 
 def piece_tokens(vocab: int) -> int:
-    """Returns the most tokens that one step of an evaluation reads, for a vocabulary of `vocab` ids."""
+    """Returns the most tokens that one step of an evaluation reads, so that its logits, over a vocabulary of `vocab`
+    ids, take no more than PIECE_BYTES."""
     return max(1, min(_PIECE_TOKENS, PIECE_BYTES // (4 * vocab)))
 
 
 def windows_at_once(over: Sequence[Window], vocab: int) -> int:
-    """Returns the greatest number of these windows that fit into one step, 1 at least."""
+    """Returns the greatest number of the windows `over` that one step of an evaluation can read, 1 at least."""
     rows = piece_tokens(vocab)
     cuts = [[Piece(window.ids[:-1])] for window in over if len(window.ids) - 1 <= rows]
     return max((len(step) for step in steps(cuts, rows, len(cuts))), default=1)
@@ -142,7 +144,8 @@ def score(
     progress: Progress = lambda n: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> list[Scores]:
-    """Returns the scores of each case's predictions in these windows; all cases have equally many.
+    """Returns, for each case (a model and how it is run), the scores of its predictions in these windows of a text; all
+    cases have equally many.
 
     Args:
         cases: the cases; their models have one vocabulary.
@@ -187,7 +190,8 @@ def _room(n: int, compare: bool) -> Scores:
 
 
 def difference(this: Scores, other: Scores) -> Difference:
-    """Returns the difference of `this` case from the `other`, over the predictions that both made."""
+    """Returns how the scores `this` differ from the scores `other` over the predictions that both have: in loss, in the
+    likeliest token, and in divergence, each a mean with its 95 % interval."""
     n = min(len(this.nll), len(other.nll))
     one, two = this.first(n), other.first(n)
     same = interval((one.best == two.best).astype(np.float64)).within(0.0, 1.0)

@@ -35,12 +35,12 @@ class Interval:
 
     @property
     def half(self) -> float:
-        """Half the width of the interval."""
+        """Half the width of the 95 % interval."""
         return (self.high - self.low) / 2
 
     def exp(self) -> Interval:
-        """Returns the interval of e to the power of this mean: a perplexity from a negative log-likelihood; at most
-        e^700, which a float holds."""
+        """Returns the interval with mean and ends replaced by e to their power: a perplexity from a negative
+        log-likelihood; at most e^700, which a float holds."""
         return Interval(*(exp(min(each, 700.0)) for each in (self.mean, self.low, self.high)))
 
     def scaled(self, factor: float) -> Interval:
@@ -53,7 +53,7 @@ class Interval:
 
 
 def interval(values: NDArray[np.float64]) -> Interval:
-    """Returns the mean of values in the order of the text, with its interval.
+    """Returns the mean of values that follow one another in a text, with its two-sided 95 % interval.
 
     Args:
         values: the values [N], at least LEAST_VALUES.
@@ -65,7 +65,8 @@ def interval(values: NDArray[np.float64]) -> Interval:
 
 
 def grouped_interval(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Interval:
-    """Returns the mean of values that come in independent groups, as tokens do in a file's rows, with its interval.
+    """Returns the mean of values that come in independent groups, as tokens do in a file's rows, with its two-sided 95
+    % interval.
 
     It is the ratio of two sums over the groups. How far it may be off follows from what each group's sum is away from
     what the ratio says, with Student's t of the groups. Source: Cochran, Sampling Techniques, 6.3.
@@ -84,7 +85,8 @@ def grouped_interval(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> 
 
 
 def block_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the means of the blocks, in order; their lengths differ by one at most."""
+    """Returns the means of the consecutive blocks, at most MOST_BLOCKS, into which the values [N] are cut, in order;
+    the lengths of blocks differ by one at most."""
     if len(values) < LEAST_VALUES:
         raise ValueError(f"{len(values)} values, {LEAST_VALUES} are needed")
     count = min(MOST_BLOCKS, len(values) // LEAST_BLOCK)
@@ -94,7 +96,8 @@ def block_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def student(freedom: int) -> float:
-    """Returns the t of a two-sided 95 % interval for `freedom` degrees of freedom, within 0.001 for 5 and more.
+    """Returns the quantile of Student's t for a two-sided 95 % interval with `freedom` degrees of freedom, within 0.001
+    for 5 and more.
 
     Source: Abramowitz and Stegun, 26.7.5.
     """

@@ -52,7 +52,8 @@ class Served:
 
     @classmethod
     def of(cls, driven: Driven) -> Served:
-        """Returns the throughput and latencies of requests that were sent."""
+        """Returns the throughput and latencies of requests that were sent to a server, from their answers; failed ones
+        are only counted."""
         answers = [each for each in driven.answers if not each.error]
         return cls(
             len(answers),
@@ -65,12 +66,13 @@ class Served:
 
     @property
     def concurrency(self) -> float:
-        """The average number of requests under way at the same time."""
+        """The average number of requests that were under way at the same time."""
         return float(self.latencies.e2e.sum()) / 1e3 / self.seconds
 
 
 def by_server(driven: Driven) -> dict[str, tuple[StreamedAnswer, ...]]:
-    """Returns the answers of each server behind a router, by its name; {} where no server is named."""
+    """Returns the answers of each server behind a router, in the order in which they were sent, by the name of the
+    server; {}: no answer names one."""
     names = sorted({each.server for each in driven.answers if each.server})
     return {name: tuple(each for each in driven.answers if each.server == name) for name in names}
 
@@ -81,7 +83,7 @@ def tokens_of(answer: StreamedAnswer) -> int:
 
 
 def latencies(answers: Sequence[StreamedAnswer]) -> Latencies:
-    """Returns the latencies of answers; one without pieces has none."""
+    """Returns the latencies, in milliseconds, of all answers that have pieces."""
     spoken = [each for each in answers if each.pieces_s]
     e2e = [each.pieces_s[-1] - each.sent_s for each in spoken]
     ttft = [each.pieces_s[0] - each.sent_s for each in spoken]
@@ -95,5 +97,5 @@ def latencies(answers: Sequence[StreamedAnswer]) -> Latencies:
 
 
 def percentile(values: Floats, percent: float) -> float:
-    """Returns the value at a percentile, 0..100, of `values`; 0 where there are none."""
+    """Returns the value at the percentile `percent`, 0..100, of `values`; 0 if there are none."""
     return float(np.percentile(values, percent)) if values.size else 0.0

@@ -72,17 +72,18 @@ class LayerResult:
 
     @property
     def cached(self) -> bool:
-        """Whether the weights may have come from a cache: they are not many times as large."""
+        """Whether the weights may have come from the CPU's cache instead of memory: all of them are less than 4 times
+        as large."""
         return self.stack_bytes < _STACK_CACHES / 2 * cache_bytes(3)
 
     @property
     def read_bps(self) -> float:
-        """The bytes per second at which the layer read its weights."""
+        """The bytes per second at which the layer read its weights in the median run."""
         return self.case.read_bytes / self.measured.seconds
 
     @property
     def ops(self) -> float:
-        """The operations per second that the layer reached."""
+        """The operations per second that the layer computed in the median run."""
         return self.case.ops / self.measured.seconds
 
 
@@ -131,15 +132,17 @@ class LayerStack:
         self._pages = np.zeros(ceil(max_tokens / PAGE_TOKENS), np.int32)
 
     def cases(self, works: Sequence[Work], per_expert: Sequence[int]) -> list[LayerCase]:
-        """Returns the cases that this stack can measure, for these kinds of work and tokens per expert."""
+        """Returns the cases to measure on this stack: numbers of tokens, with the bytes and operations of a layer, for
+        these kinds of work and tokens per expert."""
         raise NotImplementedError
 
     def ids(self, n_tokens: int) -> NDArray[np.int32]:
-        """Returns the token ids of the next step, int32 [n_tokens]."""
+        """Returns the token ids to feed in the next step, int32 [n_tokens]."""
         raise NotImplementedError
 
     def run(self, n_tokens: int, steps: int) -> float:
-        """Runs `steps` steps of `n_tokens` tokens; returns the seconds that the layers alone took."""
+        """Runs `steps` steps of `n_tokens` tokens each; returns the seconds that the layers alone took in all of
+        them."""
         before = self._seconds()
         for _ in range(steps):
             ids = self.ids(n_tokens)
@@ -212,7 +215,8 @@ class ExpertStack(LayerStack):
         self._record(shape.hidden, layer)
 
     def cases(self, works: Sequence[Work], per_expert: Sequence[int]) -> list[LayerCase]:
-        """Returns the cases of decode, one token, and of prefill, one case for each number of tokens per expert."""
+        """Returns the cases to measure on this stack of experts: for decode one, of a single token; for prefill one for
+        each number of tokens per expert."""
         tokens = [1] if Work.DECODE in works else []
         if Work.PREFILL in works:
             tokens += [self._shape.tokens(n) for n in per_expert]
@@ -230,7 +234,8 @@ class ExpertStack(LayerStack):
         )
 
     def ids(self, n_tokens: int) -> NDArray[np.int32]:
-        """Returns the token ids of the next step: of a single token the next in turn, else shuffled neighbours."""
+        """Returns the token ids to feed in the next step, int32 [n_tokens]: of a single token the next in turn, else
+        shuffled neighbours."""
         # Always the same deal: an expert comes again when all others had their turn.
         if n_tokens == 1:
             self._next = (self._next + 1) % self._deal
@@ -262,7 +267,8 @@ class LinearStack(LayerStack):
         self._record(self.K, layer)
 
     def cases(self, works: Sequence[Work], per_expert: Sequence[int]) -> list[LayerCase]:
-        """Returns the cases of dense products, one for each number of tokens; none if they are not requested."""
+        """Returns the cases to measure on this stack of dense products, one for each number of tokens; [] if `works`
+        does not ask for dense products."""
         if Work.LINEAR not in works:
             return []
         size, elements = self.size_bytes // self.layers, self.N * self.K
@@ -281,7 +287,8 @@ def measure(
     pairs: int = PAIRS,
     progress: Callable[[int], None] = lambda done: None,
 ) -> LayerResult:
-    """Returns the measured times of one case on its stack of layers.
+    """Returns the measured times of one case on its stack of layers, those of one layer in one step, with the ceiling
+    that they are compared with.
 
     Args:
         pairs: the number of runs, each between two measurements of the ceiling.

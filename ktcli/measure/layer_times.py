@@ -23,8 +23,9 @@ _SEED = 5
 
 
 def layer_times(engine: DeviceEngine) -> Times | None:
-    """Returns measured t_e and T_g, medians over layers and steps; None: no two layers in a row have experts on the
-    CPU, or the CPU also has MLPs, so that the gaps between experts are not the device's alone.
+    """Returns the measured seconds t_e, which the CPU takes for one expert in decode, and T_g, which the GPU takes for
+    its share of a layer; medians over layers and steps. None: no two layers in a row have experts on the CPU, or the
+    CPU also has MLPs, so that the gaps between experts are not the GPU's alone.
 
     The cache before MEASURED_AT is not filled: only the time counts. T_s cannot be seen from the CPU.
     """

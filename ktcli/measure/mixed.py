@@ -31,7 +31,7 @@ class MixedJob:
 
     @property
     def context(self) -> int:
-        """The number of positions for the prompt, and for the answers meanwhile."""
+        """The number of positions that the engine needs for the prompt, and for the answers that go on meanwhile."""
         return self.prompt_tokens + 2048
 
 
@@ -57,19 +57,20 @@ class MixedResult:
 
     @property
     def streams_share(self) -> float:
-        """The share of their speed alone that the answers keep beside the prompt."""
+        """The share of their tokens per second that answers keep while a prompt is read; 1: all of it."""
         return self.beside_tok_s / self.alone_tok_s
 
     @property
     def prompt_share(self) -> float:
-        """The share of its speed alone that the prompt keeps beside the answers."""
+        """The share of its speed that a prompt keeps while answers go on; 1: all of it."""
         return self.prompt_alone_s / self.prompt_beside_s
 
 
 def measure_mixed(
     engine: Engine, job: MixedJob, progress: Callable[[int], None] = lambda steps: None
 ) -> MixedResult:
-    """Returns the measured speeds of answers and of a prompt, alone and beside each other.
+    """Returns the measured speeds of answers, in tokens per second, and of a long prompt, in seconds to its first
+    token, alone and beside each other.
 
     Args:
         progress: called after each step with the number of steps done.

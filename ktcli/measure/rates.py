@@ -25,8 +25,8 @@ LOCK_WAIT_S = 5.0  # its holder writes one small file
 
 
 def measure(machine: Machine, step: Callable[[str], None]) -> Measured:
-    """Returns rates measured with all threads for about three seconds, in the teams that a model would get; nothing is
-    stored.
+    """Returns the rates of the CPU, measured with all threads for about three seconds, in the teams that a model would
+    get: bytes per second of reading, and int8 and bf16 operations per second. Nothing is stored.
 
     Args:
         step: called with the name of what is measured next.
@@ -55,7 +55,7 @@ def measure(machine: Machine, step: Callable[[str], None]) -> Measured:
 
 
 def save(cpu: Cpu, rates: Measured) -> None:
-    """Writes measured rates of the CPU to the library, for later commands.
+    """Writes measured rates of the CPU to `measured.json` in kt's library folder, for later commands.
 
     Raises:
         KtError: the library folder cannot be written.
@@ -64,7 +64,7 @@ def save(cpu: Cpu, rates: Measured) -> None:
 
 
 def save_gpu(gpu: Gpu) -> None:
-    """Writes the measured rates of a GPU to the library, for later commands.
+    """Writes the measured rates of a GPU to `measured.json` in kt's library folder, for later commands.
 
     Raises:
         KtError: the library folder cannot be written.
@@ -73,9 +73,11 @@ def save_gpu(gpu: Gpu) -> None:
 
 
 def keep(cpu: Cpu, threads: int, isa: str, values: Mapping[str, object]) -> None:
-    """Writes `values` into the stored entry of this CPU with these threads and this row, besides its values of other
-    names.
+    """Writes `values` to the entry that `measured.json` in kt's library folder has for this CPU with so many threads;
+    its values of other names stay.
 
+    Args:
+        isa: the name of the row of kernels, a part of the entry's key.
     Raises:
         KtError: the library folder cannot be written.
     """

@@ -40,8 +40,8 @@ class Piece:
 
 
 def pieces(ids: I32Array, skip: int, rows: int) -> list[Piece]:
-    """Returns a sequence cut into pieces of at most `rows` ids; the logits after its first `skip` ids are not
-    wanted."""
+    """Returns a sequence of ids cut into pieces of at most `rows` ids; each says how many of its logits, those after
+    the first `skip` ids of the sequence, are not wanted."""
     return [
         Piece(part, min(max(0, skip - start), part.size), start == 0)
         for start in range(0, ids.size, rows)
@@ -50,7 +50,8 @@ def pieces(ids: I32Array, skip: int, rows: int) -> list[Piece]:
 
 
 def steps(sequences: Several[Several[Piece]], rows: int, most: int) -> Iterator[list[Piece]]:
-    """Yields the pieces of each step, in the order of the sequences.
+    """Yields, for each step, the list of the pieces that are computed in it, in the order of the sequences: those of
+    several short sequences, or one of a longer one.
 
     Args:
         sequences: the pieces of each sequence.
@@ -87,7 +88,8 @@ class TextReader:
         self._lines: list[Sequence] = []
 
     def read(self, step: Several[Piece]) -> F32Array:
-        """Computes the pieces of a step; returns their requested logits, one piece after the other, [R, V] f32.
+        """Computes the pieces of a step; returns the logits after the ids that were asked for, one piece after the
+        other, f32 [ids, vocabulary].
 
         Raises:
             ContextFull, PoolFull: a sequence is too long, or there are too many.
@@ -99,7 +101,7 @@ class TextReader:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def close(self) -> None:
-        """Closes the sequences that it holds."""
+        """Closes the sequences that the reader holds in the engine, so that their cache pages are free again."""
         for line in self._lines:
             line.close()
         self._lines = []

@@ -52,10 +52,10 @@ class TracedRequest(NamedTuple):
 
     @classmethod
     def read(cls, line: bytes) -> TracedRequest:
-        """Returns the request of a line.
+        """Returns the request that a line of a trace, a JSON object, describes.
 
         Raises:
-            ValueError: it is none; the message completes a sentence about the line.
+            ValueError: the line is not a request; the message completes a sentence about the line.
         """
         entry = smallfiles.json_object(line)
         lengths = _length(entry, "input_length", 1), _length(entry, "output_length", 0)
@@ -91,24 +91,24 @@ class RequestTrace:
 
     @property
     def requests(self) -> int:
-        """The number of requests."""
+        """The number of requests in the trace."""
         return len(self.paths)
 
     @property
     def tokens(self) -> int:
-        """The tokens of all prompts."""
+        """The number of tokens of all prompts of the trace."""
         return int(self.inputs.sum())
 
     @property
     def span_s(self) -> float:
-        """The seconds between the first and the last arrival."""
+        """The seconds between the first and the last arrival of a request."""
         return float(self.arrivals_s[-1])
 
 
 def read_trace(
     path: Path, block: int | None = None, progress: Callable[[int], None] = lambda read: None
 ) -> RequestTrace:
-    """Returns the requests of a file.
+    """Returns the requests of a trace file, with the blocks that their prompts have in common.
 
     Args:
         block: the tokens of a block; None: the power of two that fits the lengths of all lines, BLOCK_TOKENS where

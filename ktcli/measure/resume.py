@@ -50,12 +50,12 @@ class ResumeResult:
 
     @property
     def warm(self) -> float:
-        """The median seconds of resuming with a warm page cache."""
+        """The median seconds of resuming a conversation from disk with a warm page cache."""
         return median(self.warm_s)
 
     @property
     def cold(self) -> float:
-        """The median seconds of resuming with a cold page cache."""
+        """The median seconds of resuming a conversation from disk with a cold page cache."""
         return median(self.cold_s)
 
 
@@ -68,9 +68,11 @@ def resume(
     runs: int,
     progress: Callable[[int], None] = lambda done: None,
 ) -> ResumeResult:
-    """Returns the measured times of resuming, on a loaded engine whose context holds `n_tokens` and one more.
+    """Returns the measured seconds of resuming a conversation of `n_tokens` tokens from the store on disk, and of
+    computing it again, on a loaded engine whose context holds `n_tokens` and one more.
 
     Args:
+        open_store: opens the store below the engine, as a new process does.
         files: the files of the store.
         runs: the runs with a warm page cache, and as many with a cold one, in turn.
         progress: called after each run with the number of runs done; computing the prefix counts as one.

@@ -45,7 +45,8 @@ class Router:
         self._seen = [0] * trace.segments
 
     def choose(self, request: int, loads: Sequence[int]) -> int:
-        """Returns the server of a request.
+        """Returns the number of the server that a router sends request number `request` of the trace to, and remembers
+        that.
 
         Args:
             loads: how many requests each server has and has not answered.

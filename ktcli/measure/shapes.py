@@ -32,7 +32,7 @@ class LayerShape:
 
     @classmethod
     def parse(cls, text: str) -> LayerShape:
-        """Returns the shape that a text means: a name from `SHAPES`, or H,I,E,K.
+        """Returns the sizes of a layer's experts that a text means: a name from `SHAPES`, or numbers H,I,E,K.
 
         Raises:
             UsageError: the text is neither.
@@ -52,8 +52,8 @@ class LayerShape:
         )
 
     def tokens(self, per_expert: int) -> int:
-        """Returns the number of tokens of a step in which every expert has `per_expert` (one more, where K does not
-        divide)."""
+        """Returns the number of tokens of a step in which every expert has `per_expert` tokens, rounded up where K, the
+        experts per token, does not divide."""
         return ceil(per_expert * self.experts / self.top_k)
 
 

@@ -48,11 +48,11 @@ class Choices:
 
     @property
     def have(self) -> Fleet:
-        """The fleet that the user has."""
+        """The fleet of servers that the user has: the first of each list of choices."""
         return Fleet(self.servers[0], self.rules[0], self.memory[0], self.disk[0])
 
     def fleets(self) -> list[Fleet]:
-        """Returns the fleets, each once: a single server needs no router."""
+        """Returns all fleets of servers to compare, each once: a single server needs no router."""
         found = product(self.servers, self.memory, self.disk, self.rules)
         rule = self.rules[0]
         return list(
@@ -84,7 +84,8 @@ def compare(
     speed: ReplaySpeed | None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Compared:
-    """Replays a trace through all fleets; returns their results.
+    """Replays a trace through every fleet of `choices`; returns the results, with those of one server with an unlimited
+    cache.
 
     Args:
         speed: how fast requests come and are read; None: nobody knows, so that load only spreads the requests.
@@ -136,7 +137,8 @@ class Recommendation:
 
 
 def keeps_up(replayed: Replayed, most_wait_s: float | None = None) -> bool:
-    """Returns whether a fleet keeps up: its busiest server is not busy all the time, and few requests wait too long.
+    """Returns whether the servers of a replay keep up: the busiest is busy for at most MOST_LOAD of the time, and few
+    requests wait too long.
 
     Args:
         most_wait_s: the seconds that WAITING_PERCENT of the requests may wait; None: any.
@@ -150,9 +152,8 @@ def keeps_up(replayed: Replayed, most_wait_s: float | None = None) -> bool:
 
 
 def recommend(compared: Compared, most_wait_s: float | None = None) -> Recommendation:
-    """Returns a recommendation: the cheapest change with which the fleet keeps up, a router, then a larger cache, then
-    more servers.
-    """
+    """Returns the cheapest change with which the user's servers keep up: none, a router, a larger cache, or more
+    servers, in this order."""
     have, replays = compared.choices.have, compared.replays
     if compared.speed is None or not compared.ideal.span_s:
         return Recommendation(Need.UNKNOWN)

@@ -30,11 +30,11 @@ _OF_EACH = (ModelPart.CACHE, ModelPart.STATES)
 def streams_work(
     model: Model, recipe: Recipe, step: StepShape, touched: float | None
 ) -> tuple[PartWork, ...]:
-    """Returns the bytes and operations, part by part, of one step of several answers, a token of each, after
-    `step.start` tokens of each.
+    """Returns the bytes read and the operations of one step that decodes one token of each of several answers, for each
+    part of the model.
 
     Args:
-        step: its tokens are one of each answer.
+        step: has one token of each answer, after `step.start` tokens of each.
         touched: the experts of a layer that at least one of them chose, as counted; None: as if all were equally
             likely.
     """
@@ -63,7 +63,7 @@ class GreedyChoice:
         self._nothing = History((), counts=False)
 
     def choose(self, rows: Several[Logits]) -> None:
-        """Chooses a token for each row, and discards it."""
+        """Chooses the most likely token of each row of logits, and discards it: only the time counts."""
         self._chooser.choose([self._sampler.choice(each, self._nothing) for each in rows])
 
 
@@ -88,7 +88,12 @@ class Streams:
                 sequence.commit(run)
 
     def once(self, ids: I32Array) -> None:
-        """Decodes ids [T, n] after the contexts; each step ends with choosing a token of each, as in answers."""
+        """Decodes the given ids as the continuations of all sequences together, which then are as before; each step
+        ends with choosing a token of each, as in answers.
+
+        Args:
+            ids: the ids [steps, sequences].
+        """
         lines = [sequence.fork() for sequence in self._before]
         try:
             for row in ids:
@@ -98,8 +103,12 @@ class Streams:
                 line.close()
 
     def touched(self, ids: I32Array) -> float | None:
-        """Returns the mean number of a layer's experts that at least one answer chose in a step of `once`; None
-        without experts."""
+        """Returns how many experts of a layer at least one of the sequences chooses in a decode step, the mean over
+        layers and steps; None: the model has no experts.
+
+        Args:
+            ids: the ids that are decoded, [steps, sequences].
+        """
         spec = self._engine.spec
         if not spec.moe_layers:
             return None
@@ -113,7 +122,7 @@ class Streams:
         return float(np.mean(counts))
 
     def close(self) -> None:
-        """Closes the sequences of the contexts."""
+        """Closes all sequences, so that their cache pages are free again."""
         for sequence in self._before:
             sequence.close()
 

@@ -37,8 +37,8 @@ _SPREAD_STEP = 64
 def fitting_plan(
     config: Mapping[str, Any], host: Host, request: Request, layers: int | None = None
 ) -> tuple[Model, Plan]:
-    """Returns a model cut to `layers` layers, and its plan; None: as many as fit into main memory and, with a GPU,
-    into its memory.
+    """Returns a model cut to its first `layers` layers, and its plan; with None for `layers`, as many as fit into main
+    memory and, with a GPU, into its memory.
 
     The whole model decides whether a GPU is used, and which.
 
@@ -92,7 +92,7 @@ def _rows_of(request: Request, spec: Spec) -> Request:
 def random_engine(
     model: Model, plan: Plan, pool: Pool, progress: Progress | None = None
 ) -> CpuEngine:
-    """Returns an engine of the model's shapes with random weights, as planned for the CPU.
+    """Returns an engine on the CPU with random weights of the model's shapes, set up as planned.
 
     Raises:
         NotEnoughMemory: the plan does not fit.
@@ -117,7 +117,8 @@ class ApartSource(RandomSource):
     def fill(
         self, tensor: Tensor, target: Loaded, memory: NDArray[np.uint8], offset: int = 0
     ) -> None:
-        """Fills a table with random values of magnitudes from 32 to 128, other tensors as `RandomSource` does."""
+        """Fills `memory` with random weights of a tensor: of a table (an embedding), values with magnitudes from 32 to
+        128; of other tensors, as `RandomSource` does."""
         if tensor.role is not Role.TABLE:
             super().fill(tensor, target, memory, offset)
             return
@@ -149,14 +150,14 @@ class Spread:
 
     @property
     def even(self) -> bool:
-        """Whether the choices are spread nearly as evenly as if all experts were equally likely."""
+        """Whether the router spreads tokens over experts nearly as evenly as if all experts were equally likely: at
+        least 80 % as many are chosen."""
         return self.seen >= 0.8 * self.expected
 
 
 def expert_spread(engine: Engine, session: Session, seed: int) -> Spread | None:
-    """Returns how evenly random ids spread over the experts; None for a model without experts. Leaves the session
-    empty.
-    """
+    """Returns how evenly the router spreads random token ids over the experts; None: the model has no experts. Leaves
+    the session empty."""
     spec = engine.spec
     if not spec.moe_layers:
         return None

@@ -78,7 +78,8 @@ class Choice:
 
     @property
     def measurable(self) -> bool:
-        """Whether a measurement would be used."""
+        """Whether a measurement of the numbers of tokens from which AMX tiles are used would count, as nothing else
+        decides them."""
         return self.source in (TileMinSource.MEASURED, TileMinSource.UNKNOWN)
 
 
@@ -115,9 +116,11 @@ _SEED = 20_260_105
 def choose(
     isa: str, *, forced: int | None, fixed: bool, kept: tuple[TileMin, str] | None
 ) -> Choice:
-    """Returns the numbers of tokens from which the row `isa` uses tiles, and their source.
+    """Returns the fewest tokens per expert from which kernels use AMX tiles instead of vectors, for each kind of
+    weights, and who decided them; no numbers where `isa` has no tiles or nobody has measured yet.
 
     Args:
+        isa: the name of the row of kernels.
         forced: the value of KT_TILE_MIN; None: it is unset.
         fixed: whether nothing is to be measured here.
         kept: an earlier measurement and its date.
@@ -134,7 +137,8 @@ def choose(
 
 
 def crossover(times: Mapping[int, tuple[float, float]]) -> int:
-    """Returns the number of tokens from which using tiles saves most, over all numbers measured.
+    """Returns the number of tokens from which using AMX tiles, instead of vectors, saves most, over all numbers
+    measured; BEYOND, twice the largest of COUNTS: tiles save nothing.
 
     Where tiles win from one number on, that is this number. Where they win here and lose there (17
     tokens take two tiles), or a time is wrong, a single loss does not outweigh the rest.
@@ -155,8 +159,11 @@ def crossover(times: Mapping[int, tuple[float, float]]) -> int:
 
 
 def look(cpu: Cpu, threads: int, isa: str | None = None) -> Choice:
-    """Returns the numbers of tokens from which a team of `threads` threads uses tiles; nothing is measured.
+    """Returns the fewest tokens per expert from which `threads` threads use AMX tiles instead of vectors, and who
+    decided them: a setting, or an earlier measurement; nothing is measured.
 
+    Args:
+        isa: the name of the row of kernels; None: that of KT_ISA, or the best that runs here.
     Raises:
         UsageError: KT_TILE_MIN makes no sense.
         NativeError: the native library is missing.
@@ -174,8 +181,9 @@ def look(cpu: Cpu, threads: int, isa: str | None = None) -> Choice:
 
 
 def tile_min(cpu: Cpu, threads: int, isa: str | None = None) -> TileMin | None:
-    """Returns the numbers of tokens from which a team uses tiles, measured now if they never were; None: the library's
-    own default.
+    """Returns the fewest tokens per expert from which `threads` threads use AMX tiles instead of vectors, for int4,
+    int8 and bf16 weights, measured and stored now if they never were. None: there are no tiles, or they cannot be
+    measured; the library then has a default of its own.
 
     Raises:
         UsageError: KT_TILE_MIN makes no sense.
@@ -194,7 +202,8 @@ def tile_min(cpu: Cpu, threads: int, isa: str | None = None) -> TileMin | None:
 
 
 def start_team(cpu: Cpu, teams: Sequence[NodeTeam], isa: str | None = None) -> Pool:
-    """Returns a pool with the threads of these teams started, with their measured numbers of tokens for tiles.
+    """Returns a pool of the threads of these teams, started, which uses AMX tiles from the measured numbers of tokens
+    on.
 
     Raises:
         UsageError: KT_TILE_MIN makes no sense.
@@ -205,7 +214,7 @@ def start_team(cpu: Cpu, teams: Sequence[NodeTeam], isa: str | None = None) -> P
 
 
 def planned_team(cpu: Cpu, host: Host) -> Pool:
-    """Returns a pool with the teams started that a plan was made with.
+    """Returns a pool of the threads that a plan was made for, started, one team for each NUMA node.
 
     Args:
         cpu: the CPU of this machine.
@@ -217,7 +226,8 @@ def planned_team(cpu: Cpu, host: Host) -> Pool:
 
 
 def save(cpu: Cpu, threads: int, isa: str, found: TileMin) -> None:
-    """Writes a measurement to the library for the next load.
+    """Writes the measured numbers of tokens from which AMX tiles are used to `measured.json` in kt's library folder,
+    for the next load.
 
     Raises:
         KtError: the library folder cannot be written.
@@ -250,10 +260,11 @@ def measure(
     effort: Effort | None = None,
     timed: Callable[[Program, Batch], float] | None = None,
 ) -> TileMin:
-    """Returns the numbers of tokens from which tiles are faster, measured with all threads; nothing is stored.
+    """Returns the fewest tokens per expert from which AMX tiles are faster than vectors, for int4, int8 and bf16
+    weights, measured with `threads` threads; nothing is stored.
 
     Args:
-        isa: any row; without tiles both kernels are one.
+        isa: any row of kernels; without tiles both kernels are one.
         effort: the sizes and repeats; None: as much as a host needs.
         timed: runs a program and returns its seconds; None: by the clock.
     Raises:

@@ -34,7 +34,7 @@ class Event:
 
     @property
     def seconds(self) -> float:
-        """The duration in seconds."""
+        """The duration of the event in seconds."""
         return (self.end_ns - self.start_ns) / 1e9
 
 
@@ -52,21 +52,22 @@ class Trace:
     seconds: float
 
     def busy_share(self, track: str) -> float:
-        """Returns the share of the time in which a track was busy."""
+        """Returns the share of the traced time, 0..1, in which at least one event of the track (CPU, GPU or launches)
+        was under way."""
         return covered_ns(e for e in self.events if e.track == track) / 1e9 / self.seconds
 
     @property
     def launches(self) -> float:
-        """The number of calls per step that submitted work to the device."""
+        """The average number of calls per step that submitted work to the GPU."""
         return sum(e.track == LAUNCHES for e in self.events) / self.steps
 
     @property
     def launch_share(self) -> float:
-        """The share of the time spent in those calls."""
+        """The share of the traced time, 0..1, spent in calls that submitted work to the GPU."""
         return self.busy_share(LAUNCHES)
 
     def write(self, path: Path) -> None:
-        """Writes the trace to a file in the trace-event format.
+        """Writes the trace as JSON to a file in the trace-event format, which Chrome and Perfetto show.
 
         Raises:
             KtError: the file cannot be written.
@@ -74,7 +75,8 @@ class Trace:
         smallfiles.write_named(path, json.dumps(self.document()))
 
     def document(self) -> dict[str, Any]:
-        """Returns the trace as a JSON object: microseconds from the first event on."""
+        """Returns the trace as a JSON object in the trace-event format; its times are microseconds from the first event
+        on."""
         first = min((e.start_ns for e in self.events), default=0)
         tracks = sorted({e.track for e in self.events})
         rows: list[dict[str, Any]] = [
@@ -96,7 +98,7 @@ class Trace:
 
 
 def covered_ns(events: Iterable[Event]) -> int:
-    """Returns the nanoseconds in which at least one of the events was under way."""
+    """Returns the nanoseconds in which at least one of the events was under way, overlaps counted once."""
     total, end = 0, 0
     for event in sorted(events, key=lambda e: e.start_ns):
         total += max(0, event.end_ns - max(end, event.start_ns))
@@ -107,7 +109,11 @@ def covered_ns(events: Iterable[Event]) -> int:
 def one_after_another(
     track: str, start_ns: int, durations: Sequence[tuple[str, int]]
 ) -> list[Event]:
-    """Returns the events of a team's operations, which follow one another without gaps: (name, nanoseconds)."""
+    """Returns events of a track that follow one another without gaps, the first at `start_ns`.
+
+    Args:
+        durations: the name and the nanoseconds of each.
+    """
     events = []
     for name, duration in durations:
         events.append(Event(track, name, start_ns, start_ns + duration))
@@ -116,7 +122,8 @@ def one_after_another(
 
 
 def trace(engine: Engine, step: Callable[[], None]) -> Trace:
-    """Returns the trace of a step of an engine whose operations follow one another on the CPU."""
+    """Runs `step`, one step of an engine whose operations follow one another on the CPU; returns its trace, an event
+    for each operation."""
     before, start = engine.operations(), time.monotonic_ns()
     step()
     end = time.monotonic_ns()

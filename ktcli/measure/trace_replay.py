@@ -85,17 +85,18 @@ class Replayed:
 
     @property
     def cached(self) -> float:
-        """The share of all prompts' tokens that were cached, 0..1."""
+        """The share of the tokens of all prompts that were found in a cache, in memory or on disk, 0..1."""
         return (self.memory_tokens + self.disk_tokens) / self.tokens
 
     @property
     def cached_blocks(self) -> float:
-        """The share of all prompts' blocks that were cached, 0..1."""
+        """The share of the blocks of all prompts that were found in a cache, in memory or on disk, 0..1."""
         return self.hit_blocks / self.blocks
 
     @property
     def load(self) -> float:
-        """The share of the time that the busiest server needs; above 1 it falls behind."""
+        """The seconds of work of the busiest server over the seconds from the first to the last arrival; above 1 it
+        falls behind; infinite if all arrive at once."""
         return max(self.busy_s) / self.span_s if self.span_s else inf
 
     @property
@@ -105,7 +106,12 @@ class Replayed:
 
 
 def replay(trace: RequestTrace, fleet: Fleet, speed: ReplaySpeed, spill: int = SPILL) -> Replayed:
-    """Returns the results of a trace on a fleet; `spill` as in `Thresholds`."""
+    """Returns the results of sending the requests of a trace to a fleet of servers: what was found in caches, how busy
+    each server was, and how long requests waited.
+
+    Args:
+        spill: how many more requests than the least loaded server one may have before load alone decides.
+    """
     limits = Thresholds(min(0.9, trace.common_share + BEYOND_COMMON), spill)
     router = Router(trace, fleet.rule, fleet.servers, limits)
     memory = [BlockCache(trace, fleet.memory) for _ in range(fleet.servers)]
@@ -139,11 +145,13 @@ def replay(trace: RequestTrace, fleet: Fleet, speed: ReplaySpeed, spill: int = S
 
 
 def ideal(trace: RequestTrace, speed: ReplaySpeed | None = None) -> Replayed:
-    """Returns the results of a trace on one server with an unlimited cache: no more of the trace can be cached."""
+    """Returns the results of sending the requests of a trace to one server with an unlimited cache: no more of the
+    trace can be cached."""
     return replay(trace, Fleet(1, Rule.ROUND_ROBIN, None, 0), speed or ReplaySpeed(tok_s=inf))
 
 
 def usual_tok_s(trace: RequestTrace, servers: int) -> float:
-    """Returns the tokens per second at which servers that cache all they can are busy for USUAL_LOAD of the time."""
+    """Returns the tokens of prompts per second that each of `servers` servers must compute to be busy for USUAL_LOAD of
+    the time, if all is cached that can be; infinite if nothing is to be computed or all requests arrive at once."""
     computed = trace.tokens * (1 - ideal(trace).cached)
     return computed / (trace.span_s * servers * USUAL_LOAD) if trace.span_s and computed else inf

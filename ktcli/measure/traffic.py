@@ -60,7 +60,8 @@ class Driven:
 def drive(
     endpoint: Endpoint, traffic: Traffic, progress: Callable[[int], None] = lambda done: None
 ) -> Driven:
-    """Sends the requests after two short ones, which measure how long a word is; returns the answers.
+    """Sends the requests to a server, after two short ones which measure how many tokens a word has, and waits for all;
+    returns the answers and the seconds they took together.
 
     Args:
         progress: called with the number of requests that are done.

@@ -21,10 +21,12 @@ class Family(Protocol):
     MODEL_TYPES: Defaults
 
     def build(self, f: Fields) -> Model:
-        """Returns the model that a config describes."""
+        """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+        weights.
+        """
 
     def cut(self, f: Fields, layers: int) -> dict[str, Any]:
-        """Returns the config of the same model with only its first `layers` layers, see `cut` below."""
+        """Returns a copy of the config `f` shortened to the model's first `layers` layers, see `cut` below."""
 
 
 # The family files, which are imported only when one of their model types is met: the keys of their MODEL_TYPES.
@@ -73,7 +75,9 @@ __all__ = ["Model", "Spec", "build", "cut", "families", "model_types", "with_def
 
 
 def families() -> dict[str, tuple[str, ...]]:
-    """Returns the model types of every family, by the name of its file."""
+    """Returns the `model_type` values that each family of models handles, by the name of its
+    module in `ktcli.models`.
+    """
     return {file: tuple(kinds.split()) for file, kinds in _FAMILIES.items()}
 
 
@@ -83,7 +87,8 @@ def model_types() -> tuple[str, ...]:
 
 
 def build(config: Config) -> Model:
-    """Returns the model that a `config.json` describes, without weights.
+    """Returns the model that a parsed `config.json` describes: its layers and the tensors they need, without weights;
+    an embedding model without its output head.
 
     Raises:
         BadCheckpoint: unknown architecture, or a field missing, of the wrong type or out of bounds.
@@ -95,7 +100,7 @@ def build(config: Config) -> Model:
 
 
 def with_defaults(config: Config) -> Config:
-    """Returns a `config.json` with the defaults of fields that it leaves out.
+    """Returns a parsed `config.json` with transformers' defaults for its `model_type` in the fields that it leaves out.
 
     Raises:
         BadCheckpoint: unknown architecture.
@@ -104,8 +109,8 @@ def with_defaults(config: Config) -> Config:
 
 
 def cut(config: Config, layers: int) -> dict[str, Any]:
-    """Returns the config of the same model with only its first `layers` layers, at least one of which has routed
-    experts.
+    """Returns the `config.json` of the same model with only its first `layers` layers, at least one of which has routed
+    experts if any layer of the model has.
 
     Where the model begins with more dense layers than that, fewer of them are kept. This is for measuring: a
     layer costs the same wherever it stands.

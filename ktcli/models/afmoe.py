@@ -43,7 +43,9 @@ _PREFIXES = Prefixes(
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     f.only(_ONLY)
     for name in ("n_group", "topk_group"):
         f.require(name, f.whole(name, low=0, default=1), 0, 1)
@@ -66,5 +68,7 @@ def build(f: Fields) -> Model:
 
 
 def cut(f: Fields, layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, at least one of them with experts."""
+    """Returns a copy of the config `f` shortened to the model's first `layers` layers, at least one of them with routed
+    experts.
+    """
     return cut_first_dense(f, layers, _DENSE)

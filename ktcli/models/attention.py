@@ -24,7 +24,8 @@ def read_gqa(
     interleaved: bool = False,
     partly: bool = False,
 ) -> GroupedQueryAttention:
-    """Returns the grouped-query attention that a config describes.
+    """Returns the grouped-query attention layer that a config describes: its head sizes, rotary embedding, norms and
+    biases.
 
     Args:
         norms: the norms of q and k.
@@ -48,7 +49,9 @@ def read_gqa(
 
 
 def read_gqa_shape(f: Fields) -> GqaShape:
-    """Returns the numbers of heads of queries and of keys, and the columns of each, an even number."""
+    """Returns the sizes of the grouped-query attention that a config describes: the numbers of query and key heads, and
+    the columns of a head, an even number. The scale of scores is head_dim ** -0.5.
+    """
     heads = f.whole("num_attention_heads", high=MAX_HEADS)
     kv_heads = f.whole("num_key_value_heads", high=heads, default=heads)
     f.require_multiple("num_attention_heads", heads, kv_heads)
@@ -59,13 +62,17 @@ def read_gqa_shape(f: Fields) -> GqaShape:
 
 
 def head_dim(f: Fields) -> int:
-    """Returns the number of columns of a head."""
+    """Returns the number of columns of an attention head: the config's `head_dim`, else hidden_size //
+    num_attention_heads.
+    """
     hidden, heads = f.whole("hidden_size"), f.whole("num_attention_heads", high=MAX_HEADS)
     return f.whole("head_dim", high=4096, default=max(1, hidden // heads))
 
 
 def read_mla(f: Fields) -> LatentAttention:
-    """Returns the multi-head latent attention that a config describes."""
+    """Returns the multi-head latent attention (MLA) layer that a config describes: head and latent sizes, rotary
+    embedding, biases.
+    """
     heads, nope = f.whole("num_attention_heads", high=MAX_HEADS), f.whole("qk_nope_head_dim")
     rope_dim, v = f.whole("qk_rope_head_dim"), f.whole("v_head_dim")
     f.require_multiple("qk_rope_head_dim", rope_dim, 2)
@@ -85,14 +92,20 @@ def read_mla(f: Fields) -> LatentAttention:
 
 
 def require_own_keys(f: Fields) -> int:
-    """Returns the number of heads, after checking that each has keys of its own."""
+    """Returns the config's number of attention heads.
+
+    Raises:
+        BadCheckpoint: `num_key_value_heads` is another number: heads share keys.
+    """
     heads = f.whole("num_attention_heads", high=MAX_HEADS)
     f.require("num_key_value_heads", f.whole("num_key_value_heads", default=heads), heads)
     return heads
 
 
 def read_index_heads(f: Fields, low: int = 1) -> tuple[int, int]:
-    """Returns the number of an indexer's heads and the columns of each, at least `low`."""
+    """Returns the number of heads of an indexer (which chooses the positions to attend to) and the columns of each, an
+    even number of at least `low`.
+    """
     heads = f.whole("index_n_heads", high=MAX_HEADS)
     dim = f.whole("index_head_dim", low=low, high=4096)
     f.require_multiple("index_head_dim", dim, 2)
@@ -101,8 +114,9 @@ def read_index_heads(f: Fields, low: int = 1) -> tuple[int, int]:
 
 
 def of_kind(f: Fields, kind: str) -> Fields:
-    """Returns the config with the rotary embedding of one kind of layer, where transformers lists one for each
-    kind."""
+    """Returns a copy of a config whose `rope_parameters` are those listed for the layers of type `kind`, such as
+    "sliding_attention".
+    """
     own = Fields(f.values.get("rope_parameters", ()), f"{f.where}: rope_parameters")
     rope = Fields(own.values.get(kind, ()), f"{f.where}: rope of {kind}")
     if rope_type(rope) in STRETCHED:  # transformers fills it in only where one rotation is for all

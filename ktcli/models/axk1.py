@@ -38,7 +38,9 @@ _NAMES = SparseNames(router=RouterNames(correction=CorrectionNames(may_lack=True
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     f.only({"moe_layer_freq": 1, "scoring_func": "sigmoid"})
     attention, routing = read_mla(f), read_corrected_routing(f)
     sparse = read_sparse(f, routing, correction=True, names=_NAMES)

@@ -40,7 +40,9 @@ _GROUPS = "n_group", "topk_group"
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     # A null means that experts are in no groups, which is one group of all.
     f = Fields({**f.values, **{name: f.values.get(name) or 1 for name in _GROUPS}})
     f.only(ONLY)

@@ -66,7 +66,9 @@ _ONLY = {
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     f = _own(f)
     f.only(_ONLY)
     linear, full, is_linear = _delta(f), _latent(f), _linear_layers(f)
@@ -86,7 +88,9 @@ def build(f: Fields) -> Model:
 
 
 def cut(f: Fields, layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, at least one of them with experts."""
+    """Returns a copy of the config `f` shortened to the model's first `layers` layers, at least one of them with routed
+    experts.
+    """
     f = _own(f)
     kinds = [LINEAR if linear else FULL for linear in _linear_layers(f)]
     return cut_typed_dense(Fields({**f.values, "layer_types": kinds}), layers)

@@ -52,7 +52,9 @@ cut = cut_first_dense
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     f.only(_ONLY)
     sparse = _experts(f)
     width = f.whole("moe_shared_expert_intermediate_size", default=sparse.width)

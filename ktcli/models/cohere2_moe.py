@@ -44,7 +44,9 @@ _SCORES = {"softmax": Score.SOFTMAX, "sigmoid": Score.SIGMOID}
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     centred = not f.has("rms_norm_eps")
     eps = f.number("layer_norm_eps" if centred else "rms_norm_eps", high=1.0)
     f = Fields({**f.values, "rms_norm_eps": eps}, f.where)

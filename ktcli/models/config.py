@@ -61,22 +61,25 @@ _PARTS = (TEXT, THINKER)
 
 
 def within_text(config: Config, change: Callable[[Config], dict[str, Any]]) -> dict[str, Any]:
-    """Returns a config with `change` applied to its text model's part, or to all of it where it has no such part."""
+    """Returns a copy of a `config.json` in which `change` is applied to the config of the text model; that is the
+    nested one of a model with vision or speech, else the whole.
+    """
     part = next((name for name in _PARTS if isinstance(config.get(name), Mapping)), None)
     return change(config) if part is None else {**config, part: within_text(config[part], change)}
 
 
 def text_part(config: Config) -> Config:
-    """Returns the text model's part of a config, or all of it where it has no such part."""
+    """Returns the config of the text model nested in a `config.json`, or the whole config where none is nested."""
     part = next((name for name in _PARTS if isinstance(config.get(name), Mapping)), None)
     return config if part is None else text_part(config[part])
 
 
 def completed(config: Config, usual: Config) -> dict[str, Any]:
-    """Returns the config with missing fields set to transformers' defaults; a null does not count as missing.
+    """Returns a copy of a config with its missing fields set to the defaults `usual`; a null does not count as missing,
+    except for rotary embeddings.
 
     Args:
-        usual: default by field; those of a part, such as the text model's, are below its name.
+        usual: default by field; those of a nested config, such as the text model's, are below its name.
     """
     made = dict(config)
     for name, value in usual.items():
@@ -108,17 +111,26 @@ class Fields:
 
     @property
     def n_layers(self) -> int:
-        """The number of a model's layers."""
+        """The number of decoder layers, the field `num_hidden_layers`; BadCheckpoint if it is
+        missing or out of bounds.
+        """
         return self.whole("num_hidden_layers", high=MAX_LAYERS)
 
     def has(self, *names: str) -> bool:
-        """Returns whether the object has one of the names with a value that is not null."""
+        """Returns whether the JSON object has a field of one of these names (or other spellings of them) that is not
+        null.
+        """
         return any(self.values.get(name) is not None for name in _spelled(names))
 
     def whole(
         self, *names: str, low: int = 1, high: int = MAX_WIDTH, default: int | None = None
     ) -> int:
-        """Returns the value of the first of `names` that exists, as an integer in low..high; 4.0 is 4."""
+        """Returns the value of the first field of `names` that is not null, or the default, as an integer in low..high;
+        4.0 is 4.
+
+        Raises:
+            BadCheckpoint: there is no value, or it is not such an integer.
+        """
         name, value = self._first(names, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -131,7 +143,12 @@ class Fields:
     def number(
         self, *names: str, low: float = 0.0, high: float = 1e9, default: float | None = None
     ) -> float:
-        """Returns the value of the first of `names` that exists, as a finite number in low..high."""
+        """Returns the value of the first field of `names` that is not null, or the default, as a finite number in
+        low..high.
+
+        Raises:
+            BadCheckpoint: there is no value, or it is not such a number.
+        """
         name, value = self._first(names, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise BadCheckpoint(f"{self.where}: {name} is {_show(value)}, not a number")
@@ -142,14 +159,22 @@ class Fields:
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """Returns the boolean value of field `name`, or the default."""
+        """Returns the boolean value of field `name`, or the default if it is missing or null.
+
+        Raises:
+            BadCheckpoint: the value is not true or false.
+        """
         _, value = self._first((name,), default)
         if not isinstance(value, bool):
             raise BadCheckpoint(f"{self.where}: {name} is {_show(value)}, not true or false")
         return value
 
     def text(self, name: str, default: str) -> str:
-        """Returns the text value of field `name`, or the default."""
+        """Returns the string in field `name`, or the default if it is missing or null.
+
+        Raises:
+            BadCheckpoint: the value is not a string.
+        """
         _, value = self._first((name,), default)
         if not isinstance(value, str):
             raise BadCheckpoint(f"{self.where}: {name} is {_show(value)}, not a string")
@@ -163,8 +188,8 @@ class Fields:
             )
 
     def require_few(self, what: str, each: int) -> None:
-        """Raises BadCheckpoint if all layers together have too many of the heads or groups of which a layer has
-        `each`.
+        """Raises BadCheckpoint if `each`, a number of heads or groups in one layer, times the number of layers is
+        larger than MAX_APART.
         """
         if each * self.n_layers > MAX_APART:
             raise BadCheckpoint(
@@ -192,8 +217,8 @@ class Fields:
             )
 
     def only(self, known: Mapping[str, object]) -> None:
-        """Raises BadCheckpoint if one of these flags, numbers and texts has another value than the given one, the only
-        one that this version computes.
+        """Raises BadCheckpoint if a field named in `known` has another value than the one given there, the only one
+        that this version computes; a missing field is right.
         """
         for name, usual in known.items():
             if isinstance(usual, bool):
@@ -204,8 +229,8 @@ class Fields:
                 self.require(name, self.text(name, str(usual)), usual)
 
     def require_absent(self, name: str) -> None:
-        """Raises BadCheckpoint if the field exists: it changes the computation in a way that this version does not
-        support.
+        """Raises BadCheckpoint if the config has field `name` with a value that is not null: this version does not
+        compute what it asks for.
         """
         if self.has(name):
             said, value = self._first((name,), None)
@@ -214,8 +239,9 @@ class Fields:
             )
 
     def require_no_windows(self) -> None:
-        """Raises BadCheckpoint if the list of layer types has one other than full attention, such as a sliding
-        window."""
+        """Raises BadCheckpoint if the config's list `layer_types` has a value other than "full_attention", such as a
+        sliding window.
+        """
         types = self.values.get("layer_types") or []
         if not isinstance(types, list) or any(each != "full_attention" for each in types):
             raise BadCheckpoint(
@@ -249,5 +275,5 @@ def _show(value: Any, how: Callable[[Any], str] = repr) -> str:
 
 
 def read_eps(f: Fields) -> float:
-    """Returns the number that every RMSNorm adds to the mean square."""
+    """Returns the config's `rms_norm_eps`, the number that every RMSNorm adds to the mean square."""
     return f.number("rms_norm_eps", high=1.0)

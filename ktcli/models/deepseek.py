@@ -62,7 +62,9 @@ _TEXT_PREFIXES = Prefixes(
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     is_part = f.values.get("model_type") == "kimi_k25"
     f = text_part(f, "deepseek_v3", "kimi_k2") if is_part else f
     v2, bias = f.text("model_type", "") == "deepseek_v2", f.flag("mlp_bias", False)

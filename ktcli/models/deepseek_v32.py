@@ -50,7 +50,9 @@ cut = cut_typed_dense
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     f.only({"mlp_bias": False, **ONLY})
     full = read_indexed(f)
     shared = replace(full, shape=replace(full.shape, beside=0), indexer=None)
@@ -65,7 +67,9 @@ def build(f: Fields) -> Model:
 
 
 def read_indexed(f: Fields) -> LatentAttention:
-    """Returns the latent attention that a config describes, with an indexer of its own."""
+    """Returns the latent attention (MLA) layer that a config describes, with an indexer that chooses the positions
+    attended to.
+    """
     f.whole("q_lora_rank")  # the indexer reads the query latent
     attention = read_mla(f)
     indexer = _read_indexer(f, attention)
@@ -84,7 +88,8 @@ def _read_indexer(f: Fields, attention: LatentAttention) -> Indexer:
 
 
 def read_shared(f: Fields) -> list[bool]:
-    """Returns for each layer whether it attends to the positions that an earlier layer's indexer chose.
+    """Returns one boolean per layer: whether it attends to the positions that an earlier layer's indexer chose, instead
+    of having an indexer itself.
 
     The config has a list of types, or a pattern of letters (F: full, S: shared), or an interval: then the first layers,
     and every n-th after them, have an indexer of their own.

@@ -88,7 +88,9 @@ _PREFIXES = Prefixes(
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     f.only({"mlp_bias": False, "attention_bias": False})
     f.only({"num_key_value_heads": 1, "n_shared_experts": 1})
     kinds, by_id = _kinds(f), _by_id(f)

@@ -33,7 +33,9 @@ _QK_NORMED = "qwen3", _VISION
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     kind = str(f.values["model_type"])
     f = text_part(f, f"{_VISION}_text") if kind == _VISION else f
     mlp_bias = f.flag("mlp_bias", False)

@@ -44,7 +44,9 @@ _LISTED = ("moe_num_experts", "moe_intermediate_size", _START, _END)
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     kind = str(f.values["model_type"])
     f = _text(f)
     f.only({"use_bias": False})
@@ -67,7 +69,9 @@ def build(f: Fields) -> Model:
 
 
 def cut(f: Fields, layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, the last of them with experts where no other has."""
+    """Returns a copy of the config `f` shortened to the model's first `layers` layers, the last of them with routed
+    experts where no other has.
+    """
     if f.values.get("mlp_layer_types") is not None:
         return cut_typed_dense(f, layers)
     own = _first_of_lists(f)

@@ -34,7 +34,9 @@ _NAMES = SparseNames(router=RouterNames(correction=CorrectionNames("e_score_corr
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     attention = read_gqa(f, norms=QkNorms())
     sparse = read_sparse(f, read_corrected_routing(f), correction=True, names=_NAMES)
     mlp = read_mlps(f, sparse, read_typed_dense(f))

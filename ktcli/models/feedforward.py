@@ -30,14 +30,20 @@ V3_EXPERTS: Mapping[str, Any] = {
 
 
 def read_dense(f: Fields, *, bias: bool = False) -> DenseMlp:
-    """Returns the dense MLP that a config describes."""
+    """Returns the gated MLP without experts that a config describes, of width `intermediate_size`."""
     return DenseMlp(f.whole("hidden_size"), f.whole("intermediate_size"), bias=bias)
 
 
 def read_sparse(
     f: Fields, routing: Routing, *, correction: bool = False, names: SparseNames = USUAL_SPARSE
 ) -> SparseMlp:
-    """Returns the mixture of experts that a config describes, with its shared experts stored as one MLP."""
+    """Returns the mixture-of-experts MLP that a config describes: routed experts of width `moe_intermediate_size`,
+    chosen by `routing`, and the shared experts as one MLP of their total width.
+
+    Args:
+        correction: whether the router has a stored bias for choosing experts.
+        names: the names of the weights in the checkpoint.
+    """
     width = f.whole("moe_intermediate_size")
     shared = f.whole("n_shared_experts", low=0, high=64, default=0) * width
     f.require_width("n_shared_experts x moe_intermediate_size", shared)
@@ -47,15 +53,17 @@ def read_sparse(
 def read_mlps(
     f: Fields, sparse: SparseMlp, is_dense: Callable[[int], bool], dense: DenseMlp | None = None
 ) -> Callable[[int], Mlp]:
-    """Returns a function from a layer's number to its MLP: `sparse`, or for layers without experts `dense`; None: the
-    one that the config describes, which is read where there is such a layer."""
+    """Returns a function from a layer's number to its MLP: `sparse`, or, for layers that are dense, `dense`. If that is
+    None, the dense MLP is read from the config when it is needed.
+    """
     return lambda i: sparse if not is_dense(i) else read_dense(f) if dense is None else dense
 
 
 def read_routing(
     f: Fields, *, normalize: bool, score: Score = Score.SOFTMAX, scale: str = ""
 ) -> Routing:
-    """Returns the routing that a config describes: the best of all experts.
+    """Returns the rule by which a config chooses a token's experts: those with the best scores among all, not in
+    groups.
 
     Args:
         normalize: whether the weights of the chosen experts are divided by their sum.
@@ -67,8 +75,9 @@ def read_routing(
 
 
 def read_corrected_routing(f: Fields) -> Routing:
-    """Returns DeepSeek-V3's routing with a config's sizes: sigmoid scores and a learned correction, groups by the
-    sum of their two best."""
+    """Returns DeepSeek-V3's rule of choosing experts with a config's sizes: sigmoid scores, groups of experts ranked by
+    the sum of their two best.
+    """
     experts, top_k = read_experts(f)
     routing = Routing(
         experts,
@@ -83,14 +92,17 @@ def read_corrected_routing(f: Fields) -> Routing:
 
 
 def read_clamped(f: Fields, *, shifted: bool = False) -> Glu:
-    """Returns the activation of experts that clamp gate and up; if `shifted`, the gate has a factor of its own, and up
-    is shifted by one."""
+    """Returns the gated activation of experts that clamps gate and up to the config's `swiglu_limit`; if `shifted`, the
+    gate is scaled by `swiglu_alpha` inside its sigmoid, and 1 is added to up.
+    """
     alpha = f.number("swiglu_alpha", low=1e-3, high=1e3) if shifted else 1.0
     return Glu(alpha, f.number("swiglu_limit", low=1e-3, high=1e6), float(shifted))
 
 
 def read_groups(f: Fields, routing: Routing) -> tuple[int, int]:
-    """Returns the number of groups of experts, and how many of them a token may use."""
+    """Returns the number of groups of experts (`n_group`), and the number of groups that a token's experts may come
+    from (`topk_group`).
+    """
     experts, top_k = routing.experts, routing.top_k
     n_group = f.whole("n_group", high=experts)
     topk_group = f.whole("topk_group", high=n_group)
@@ -105,7 +117,7 @@ def read_groups(f: Fields, routing: Routing) -> tuple[int, int]:
 
 
 def read_experts(f: Fields) -> tuple[int, int]:
-    """Returns the number of experts, and of experts per token."""
+    """Returns the number of routed experts of a layer, and the number of them chosen for each token."""
     experts = f.whole("n_routed_experts", high=MAX_EXPERTS)
     top_k = f.whole("num_experts_per_tok", high=MAX_TOP_K)
     if top_k > experts:

@@ -61,7 +61,9 @@ _VISION_PREFIXES = replace(
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     has_vision = f.values["model_type"] == _VISION
     f = text_part(f, _TEXT) if has_vision else f
     f.only({"use_bidirectional_attention": False})

@@ -66,7 +66,9 @@ _NAMES = SparseNames(router=RouterNames("router.proj.weight"), shared=SharedName
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     has_vision = f.values["model_type"] == _VISION
     f = text_part(f, _TEXT) if has_vision else f
     f.only({"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0})

@@ -55,7 +55,9 @@ _NORMED = _O_BIASED = ("dots1", "hy_v3")  # attention_bias includes o
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     kind = str(f.values["model_type"])
     f = text_part(f, f"{_VISION}_text") if kind == _VISION else f
     f.only({"mlp_bias": False})

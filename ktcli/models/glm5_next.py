@@ -62,7 +62,9 @@ _LOWEST = -5.0  # published
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     f = _text(f)
     f.only({"attention_bias": False, "topk_method": "noaux_tc", "scoring_func": "sigmoid"})
     shared, full = _attentions(f)

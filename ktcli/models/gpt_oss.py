@@ -46,7 +46,9 @@ cut = cut_layers
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     attention = replace(read_gqa(f, biased=True), sinks_name="sinks")
     window = read_windows(f, default=lambda i: i % 2 == 0)
     sparse = SparseMlp(

@@ -52,7 +52,9 @@ _NAMES = SparseNames(
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     sliding = f.text("model_type", "") == "granitemoe_swa"
     sparse = replace(read_experts(f), names=_SLIDING_NAMES if sliding else _NAMES)
     if f.text("model_type", "") == "granitemoe":
@@ -66,7 +68,9 @@ def build(f: Fields) -> Model:
 
 
 def read_experts(f: Fields) -> SparseMlp:
-    """Returns the experts that a config describes, with the shared one."""
+    """Returns the mixture-of-experts MLP that a Granite config describes, with a shared expert
+    unless its width is 0.
+    """
     return SparseMlp(
         f.whole("hidden_size"),
         f.whole("intermediate_size"),
@@ -77,7 +81,9 @@ def read_experts(f: Fields) -> SparseMlp:
 
 
 def read_multipliers(f: Fields) -> Multipliers:
-    """Returns the factors of embedded rows, of the layers' outputs and of logits."""
+    """Returns a Granite config's factors of the embedded rows, of what attention and MLP add to the residual, and of
+    the logits (1 / `logits_scaling`); each is 1 if the config lacks it.
+    """
     return Multipliers(
         embedding=_multiplier(f, "embedding_multiplier"),
         residual=_multiplier(f, "residual_multiplier"),
@@ -90,7 +96,9 @@ def _multiplier(f: Fields, name: str) -> float:
 
 
 def read_attention(f: Fields) -> GroupedQueryAttention:
-    """Returns the attention that a config describes, with its own factor of scores."""
+    """Returns the grouped-query attention layer that a Granite config describes, with scores scaled by
+    `attention_multiplier`.
+    """
     own = read_gqa(f, biased=True)
     return replace(own, shape=replace(own.shape, scale=_multiplier(f, "attention_multiplier")))
 

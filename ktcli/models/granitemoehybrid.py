@@ -41,7 +41,9 @@ cut = cut_layers
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     kinds, mlp = _kinds(f), _mlp(f)
     made: dict[bool, Attention] = {}
     for is_mamba in {kind in _MAMBA for kind in kinds}:

@@ -29,7 +29,9 @@ _LISTED = ("num_experts", "moe_topk", "moe_intermediate_size", "num_shared_exper
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     f = _own(f)
     attention = read_gqa(f, norms=_NORMS, biased=True)
     width = f.whole("intermediate_size")
@@ -39,7 +41,9 @@ def build(f: Fields) -> Model:
 
 
 def cut(f: Fields, layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, all of which have experts."""
+    """Returns a copy of the config `f` shortened to the model's first `layers` layers, all of which have routed
+    experts.
+    """
     return cut_layers(_own(f), layers)
 
 

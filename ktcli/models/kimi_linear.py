@@ -46,7 +46,9 @@ _NAMES = SparseNames(NUMBERED_EXPERTS)
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     f = _own(f)
     f.only(_ONLY)
     linear, full, is_linear = read_delta(f), _latent(f), _linear_layers(f)
@@ -57,7 +59,9 @@ def build(f: Fields) -> Model:
 
 
 def cut(f: Fields, layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, at least one of them with experts."""
+    """Returns a copy of the config `f` shortened to the model's first `layers` layers, at least one of them with routed
+    experts.
+    """
     f = _own(f)
     kinds = [LINEAR if linear else FULL for linear in _linear_layers(f)]
     return cut_typed_dense(Fields({**f.values, "layer_types": kinds}), layers)
@@ -74,7 +78,9 @@ def _own(f: Fields) -> Fields:
 
 
 def read_linear_part(f: Fields) -> tuple[Fields, dict[str, Any]]:
-    """Returns the part of linear attention, and the sizes in it under transformers' names."""
+    """Returns the nested config of linear attention, and the values in it by the names that transformers gives them at
+    the top level.
+    """
     part = Fields(f.values[LINEAR_PART], f"{f.where}: {LINEAR_PART}")
     return part, {name: part.values[old] for name, old in _IN_PART.items() if part.has(old)}
 
@@ -105,7 +111,9 @@ def _linear_layers(f: Fields) -> list[bool]:
 
 
 def read_delta(f: Fields, lowest: float = 0.0) -> KimiDelta:
-    """Returns the linear attention that a config describes; `lowest` is that of its shape."""
+    """Returns the linear attention layer (Kimi Delta Attention) that a config describes; `lowest` is the lower bound of
+    the logarithm of its decay, 0: none.
+    """
     heads = f.whole("linear_num_heads", high=MAX_HEADS)
     dim = f.whole("linear_head_dim", high=4096)
     f.require_width("width of linear attention", 3 * heads * dim)

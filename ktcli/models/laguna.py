@@ -48,7 +48,9 @@ _NAMES = SparseNames(
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     f.only({"attention_bias": False})
     f.require("gating", f.values.get("gating", True), True, "per-head")
     for name in ("moe_apply_router_weight_on_input", "moe_router_logit_softcapping"):

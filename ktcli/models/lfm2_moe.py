@@ -44,7 +44,9 @@ _QK_NORMS = QkNorms(names=("q_layernorm", "k_layernorm"))
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     f = _own(f)
     f.only({"conv_bias": False, "use_expert_bias": True})
     attention = replace(read_gqa(f, norms=_QK_NORMS), projections=GqaNames("out_proj"))
@@ -63,7 +65,9 @@ def build(f: Fields) -> Model:
 
 
 def cut(f: Fields, layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, at least one of them with experts if there are any."""
+    """Returns a copy of the config `f` shortened to the model's first `layers` layers, at least one of them with routed
+    experts if there are any.
+    """
     first, n_layers = read_first_dense(f, _DENSE), f.n_layers
     kept = min(first, layers - 1) if first < n_layers else first
     return {**cut_layers(f, layers), _DENSE: kept}

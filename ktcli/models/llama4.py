@@ -62,7 +62,9 @@ _NAMES = SparseNames(
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     sees = f.values["model_type"] == _VISION
     # What the whole says of a tied head does not count.
     f = text_part(Fields({**f.values, _TIED: None}), _TEXT) if sees else f
@@ -76,7 +78,9 @@ def build(f: Fields) -> Model:
 
 
 def cut(f: Fields, layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, the last of them with experts."""
+    """Returns a copy of the config `f` shortened to the model's first `layers` layers, the last of them with routed
+    experts.
+    """
     made = cut_layers(f, layers)
     if (listed := read_numbers(f, _SPARSE)) is None:
         return {**made, _STEP: min(f.whole(_STEP, high=MAX_LAYERS), layers)}

@@ -15,7 +15,9 @@ from ktcli.ops.table.recurrent import ScanShape
 
 
 def read_mamba(f: Fields, head_dim: int) -> Mamba2:
-    """Returns the Mamba-2 layer that a config describes, with heads of `head_dim` columns."""
+    """Returns the Mamba-2 layer that a config describes: its sizes, limits of the time step and biases, with heads of
+    `head_dim` columns.
+    """
     f.only({"mamba_proj_bias": False})
     heads = f.whole("mamba_num_heads", high=MAX_HEADS)
     groups = f.whole("n_groups", high=heads)

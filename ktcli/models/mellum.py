@@ -28,7 +28,9 @@ cut = cut_typed_dense
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     routing = read_routing(f, normalize=f.flag("norm_topk_prob", False))
     mlp = read_mlps(f, read_sparse(f, routing), read_typed_dense(f))
     window = read_windows(f, default=lambda _: False)

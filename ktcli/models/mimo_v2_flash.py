@@ -52,7 +52,9 @@ _LISTS = {
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     f = _own(f)
     _refuse_others(f)
     kinds = read_types(f, "layer_types", FULL, SLIDING) or []  # `_own` has made them
@@ -63,7 +65,9 @@ def build(f: Fields) -> Model:
 
 
 def cut(f: Fields, layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, at least one of them with experts."""
+    """Returns a copy of the config `f` shortened to the model's first `layers` layers, at least one of them with routed
+    experts.
+    """
     return cut_typed_dense(_own(f), layers)
 
 

@@ -56,7 +56,9 @@ _NAMES = SparseNames(NUMBERED_EXPERTS)
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     f.require_absent("sliding_window")
     f.only({"shared_intermediate_size": 0})
     kinds, full = _kinds(f), read_gqa(f, partly=True)

@@ -61,7 +61,9 @@ _NAMES = SparseNames(
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     f = _own(Fields(f.values.get(TEXT) or {}, f"{f.where}: {TEXT}"))
     attention = read_gqa(f, norms=_NORMS, partly=True)
     kinds = read_types(f, "layer_types", _SPARSE, _FULL) or []  # `_own` has made them
@@ -76,7 +78,9 @@ def build(f: Fields) -> Model:
 
 
 def cut(f: Fields, layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, at least one of them with experts."""
+    """Returns a copy of the config `f` shortened to the model's first `layers` layers, at least one of them with routed
+    experts.
+    """
     return cut_typed_dense(Fields(_own(Fields(f.values, f"{f.where}: {TEXT}")).values), layers)
 
 

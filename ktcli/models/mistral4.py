@@ -54,7 +54,9 @@ _PREFIXES = Prefixes(
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     sees = f.values["model_type"] == _VISION
     f = text_part(f, _PLAIN) if sees else f
     attention, first = _latent(f), read_first_dense(f)

@@ -30,7 +30,9 @@ _NAMES = SparseNames(
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     minimax = f.text("model_type", "") == "minimax_m2"
     if minimax:
         _require_known(f)

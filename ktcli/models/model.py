@@ -59,55 +59,72 @@ class Spec:
 
     @property
     def output_width(self) -> int:
-        """The width of the rows that a step gives: logits of the vocabulary, or hidden rows."""
+        """The number of columns of a step's output rows: the vocabulary size for logits, or the hidden size for an
+        embedding model.
+        """
         return self.hidden if self.embeds else self.vocab
 
     @property
     def position_elements(self) -> int:
-        """The number of elements that all layers together cache for one position."""
+        """The number of elements (keys, values, latents …) that all layers together store in the KV cache for one
+        position.
+        """
         return sum(state.position_elements for state in self.states)
 
     @property
     def position_heads(self) -> int:
-        """The number of heads that all layers together cache for one position, see `LayerState.position_heads`."""
+        """The number of key, value and latent heads that all layers together cache for one position; an fp8 cache has a
+        scale for each.
+        """
         return sum(state.position_heads for state in self.states)
 
     @property
     def window(self) -> int:
-        """The number of positions that the widest window reaches, of the layers that have pages of their own for
-        it; 0: none."""
+        """The number of positions in the widest sliding window among layers whose KV cache is stored in window pages;
+        0: no layer has such pages.
+        """
         return max((state.window for state in self.states if state.windowed), default=0)
 
     @property
     def window_elements(self) -> int:
-        """The number of elements of `position_elements` that the layers with window pages cache."""
+        """The number of elements that the layers with sliding-window pages together cache for one position, a part of
+        `position_elements`.
+        """
         return sum(state.position_elements for state in self.states if state.windowed)
 
     @property
     def window_heads(self) -> int:
-        """The number of heads of `position_heads` that the layers with window pages cache."""
+        """The number of heads that the layers with sliding-window pages together cache for one position, a part of
+        `position_heads`.
+        """
         return sum(state.position_heads for state in self.states if state.windowed)
 
     @property
     def deferrable(self) -> int:
-        """The number of a token's experts that may be added with those of the next layer; 0 where each layer's experts
-        compute in a latent space of its own.
+        """The largest number of a token's experts whose output may be added one MoE layer late (deferral): all `top_k`,
+        or 0 where experts compute in a latent space of each layer's own.
         """
         return self.top_k if self.expert_hidden == self.hidden else 0
 
     @property
     def latent(self) -> bool:
-        """Whether some layer has latent attention, whose form changes last bits, see `engine.forms`."""
+        """Whether some layer has multi-head latent attention (MLA), which has two forms that differ in rounding, see
+        `engine.forms`.
+        """
         return any(state.expanded_ops for state in self.states)
 
     @property
     def chooses(self) -> bool:
-        """Whether some layer attends to chosen positions or pooled rows, see `LayerState.chooses`."""
+        """Whether some layer attends only to positions that an indexer chose, or to pooled rows, see
+        `LayerState.chooses`.
+        """
         return any(state.chooses for state in self.states)
 
     @property
     def sequence_elements(self) -> int:
-        """The number of f32 elements of the states of one sequence in all layers, whatever its length."""
+        """The number of f32 elements of fixed-size state (recurrent layers, convolutions) that all layers together
+        store for one sequence, whatever its length.
+        """
         return sum(state.sequence_elements for state in self.states)
 
 
@@ -129,7 +146,9 @@ class Model:
 
     @cached_property
     def spec(self) -> Spec:
-        """The sizes of the model; those of experts are the first layer's that has them."""
+        """The sizes of the model (hidden size, layers, vocabulary, experts, cache per position …); those of experts are
+        the first MoE layer's.
+        """
         layers = self.decoder.layers
         sparse = [layer.mlp for layer in layers if isinstance(layer.mlp, SparseMlp)]
         return Spec(
@@ -151,36 +170,46 @@ class Model:
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors: embedding, layers in order, final norm, and the head if there is one."""
+        """The declarations of the weight tensors that a pack stores, with name and shape: embedding, layers in order,
+        final norm, and the output head if there is one.
+        """
         return self.decoder.tensors
 
     @cached_property
     def counted(self) -> tuple[tuple[Tensor, int], ...]:
-        """The tensors counted by size, see `ops.tensors.counted`."""
+        """Pairs of a declared weight tensor and the number of tensors that have the same size and use; the first of
+        each kind stands for all.
+        """
         return counted(self.tensors)
 
     @cached_property
     def buffers(self) -> tuple[Buffer, ...]:
-        """The buffers that a program for one layer of each kind writes, which all other layers use again."""
+        """The activation buffers (columns, and whether for all tokens or wanted outputs only) that a program for one
+        layer of each kind writes; further layers reuse them.
+        """
         return reuse_buffers(record(self.decoder.one_of_each.forward)).buffers
 
     @cached_property
     def operations(self) -> int:
-        """The number of operations that the forward of all layers records."""
+        """The number of operations recorded for one forward pass through all layers."""
         return len(record(self.forward).records)
 
     def at(self, context: int) -> Model:
-        """Returns the model for a context of `context` positions, which may decide a rotary embedding."""
+        """Returns the model for a context length of `context` positions: rotary embeddings that depend on it (LongRoPE)
+        are fixed.
+        """
         return at_context(self, context)
 
     def pooled(self, pooling: TextPooling) -> Model:
-        """Returns the model without its head, as an embedding model with this pooling."""
+        """Returns a copy of the model as an embedding model: without an output head, and with `pooling` to make one
+        vector of a text.
+        """
         ignored = (*self.ignored, f"{self.decoder.head_source}.*")
         headless = replace(self.decoder, headless=True)
         return replace(self, decoder=headless, ignored=ignored, pooling=pooling)
 
     def with_layers(self, change: Callable[[DecoderLayer], DecoderLayer]) -> Model:
-        """Returns the model with each of its layers changed."""
+        """Returns a copy of the model with each of its decoder layers replaced by `change(layer)`."""
         layers = tuple(map(change, self.decoder.layers))
         return replace(self, decoder=replace(self.decoder, layers=layers))
 
@@ -191,14 +220,22 @@ class Model:
 
     @property
     def borders(self) -> tuple[int, ...]:
-        """The numbers of the layers that may begin on another device than the layer before."""
+        """The numbers of the decoder layers at which a model may be split between devices: all but the first that do
+        not reuse positions chosen by an earlier layer.
+        """
         return self.decoder.borders
 
     def part(self, b: Backend, x: Value | None, first: int, last: int) -> Value:
-        """Computes layers [first, last) of a step, with the embedding before the first layer and the head behind
-        the last; returns the residual before layer `last`, or the logits."""
+        """Computes or records layers [first, last) of a step; returns the residual [T, hidden] after them or, behind
+        the model's last layer, what `forward` returns.
+
+        Args:
+            x: the residual [T, hidden] before layer `first`; None: the step's token ids are embedded.
+        """
         return self.decoder.part(b, x, first, last)
 
     def layer(self, b: Backend, x: Value, number: int) -> Value:
-        """Computes one layer of a step alone; returns the residual after it."""
+        """Computes or records decoder layer `number` of a step alone; returns the residual after it, of the shape of
+        the residual x before it.
+        """
         return self.decoder.layer(b, x, number)

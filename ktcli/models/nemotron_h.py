@@ -72,7 +72,9 @@ _ONLY = {
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     f = _own(f)
     f.only(_ONLY)
     f.require_absent("sliding_window")
@@ -82,7 +84,9 @@ def build(f: Fields) -> Model:
 
 
 def cut(f: Fields, layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, the last of them with experts if none has some."""
+    """Returns a copy of the config `f` shortened to the model's first `layers` layers, the last of them with routed
+    experts if none has some.
+    """
     f = _own(f)
     kinds = _kinds(f)
     kept = kinds[:layers]

@@ -25,7 +25,9 @@ cut = cut_layers
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     f.require_absent("clip_qkv")
     attention = read_gqa(f, norms=QkNorms(NormedQk.ROWS), biased=True)
     routing = read_routing(f, normalize=f.flag("norm_topk_prob", False))

@@ -40,7 +40,8 @@ def read_types(f: Fields, name: str, *kinds: str | int) -> list[Any] | None:
 
 
 def read_windows(f: Fields, *, default: Callable[[int], bool]) -> Callable[[int], int]:
-    """Returns a function from a layer's number to the number of positions that a token sees; 0: all.
+    """Returns a function from a layer's number to the size of its sliding window: the number of last positions that a
+    token attends to; 0: all.
 
     Args:
         default: whether a layer has a window, unless the config lists the layers' types.
@@ -55,21 +56,21 @@ def read_windows(f: Fields, *, default: Callable[[int], bool]) -> Callable[[int]
 
 
 def read_upper_windows(f: Fields) -> Callable[[int], int]:
-    """Returns a function from a layer's number to the number of positions that a token sees, 0: all, for a model whose
-    layers have a window from a number on, unless the config lists the layers' types.
+    """Returns a function from a layer's number to the size of its sliding window in positions, 0: none. Layers have one
+    from number `max_window_layers` on, unless the config lists the layers' types.
     """
     first = f.whole("max_window_layers", low=0, high=MAX_LAYERS)
     return read_windows(f, default=lambda i: i >= first)
 
 
 def read_first_dense(f: Fields, name: str = "first_k_dense_replace") -> int:
-    """Returns the number of layers before the first with experts."""
+    """Returns the number of dense layers (without experts) that a model begins with, the value of field `name`."""
     return f.whole(name, low=0, high=MAX_LAYERS)
 
 
 def read_typed_dense(f: Fields) -> Callable[[int], bool]:
-    """Returns a predicate whether a layer, by number, has no experts: by the config's list of types, or else by the
-    count of the first dense layers.
+    """Returns a function that tells from a layer's number whether its MLP is dense (without experts): by the config's
+    `mlp_layer_types`, or else by `first_k_dense_replace`.
     """
     types = read_mlp_types(f)
     if types is not None:
@@ -79,18 +80,22 @@ def read_typed_dense(f: Fields) -> Callable[[int], bool]:
 
 
 def read_mlp_types(f: Fields) -> list[str] | None:
-    """Returns each layer's type, "dense" or "sparse"; None: the config does not list them."""
+    """Returns the type of each layer's MLP, "dense" or "sparse" (with experts); None: the config has no
+    `mlp_layer_types`.
+    """
     return read_types(f, "mlp_layer_types", "dense", "sparse")
 
 
 def read_listed_dense(f: Fields) -> Callable[[int], bool]:
-    """Returns a predicate whether a layer, by number, has no experts: those of a list, and all but every n-th."""
+    """Returns a function that tells from a layer's number whether its MLP is dense (without experts): those in
+    `mlp_only_layers`, and all but every `decoder_sparse_step`-th.
+    """
     listed, step = _listed_dense(f), _sparse_step(f)
     return lambda i: i in listed or bool((i + 1) % step)
 
 
 def read_numbers(f: Fields, name: str) -> list[int] | None:
-    """Returns the numbers of layers that are listed in field `name`; None: the field is not there."""
+    """Returns the layer numbers listed in field `name` of the config; None: it has no such field."""
     listed = f.values.get(name)
     if listed is None:
         return None
@@ -110,18 +115,24 @@ def _sparse_step(f: Fields) -> int:
 
 
 def cut_layers(f: Fields, layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers; for models of which all layers have experts, or none."""
+    """Returns a copy of the config `f` shortened to the first `layers` layers, with its lists of layers shortened, too;
+    for models of which all layers have routed experts, or none.
+    """
     lists = {n: each[:layers] for n in _LISTS if isinstance(each := f.values.get(n), list)}
     return {**f.values, "num_hidden_layers": layers, **lists}
 
 
 def cut_first_dense(f: Fields, layers: int, name: str = "first_k_dense_replace") -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, and so few dense ones that at least one has experts."""
+    """Returns a copy of the config `f` shortened to the first `layers` layers, with field `name`, the number of leading
+    dense layers, reduced so that at least one layer has routed experts.
+    """
     return {**cut_layers(f, layers), name: min(read_first_dense(f, name), layers - 1)}
 
 
 def cut_typed_dense(f: Fields, layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, at least one of them with experts."""
+    """Returns a copy of the config `f` shortened to the first `layers` layers, at least one of them with routed
+    experts.
+    """
     types = read_mlp_types(f)
     if types is None:
         return cut_first_dense(f, layers)
@@ -132,7 +143,7 @@ def cut_typed_dense(f: Fields, layers: int) -> dict[str, Any]:
 
 
 def cut_listed_dense(f: Fields, layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, the last of them with experts."""
+    """Returns a copy of the config `f` shortened to the first `layers` layers, the last of them with routed experts."""
     return {
         **cut_layers(f, layers),
         "mlp_only_layers": [i for i in _listed_dense(f) if i < layers - 1],

@@ -41,7 +41,9 @@ cut = cut_layers
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     _require_known_rope(f)
     attention, window = read_gqa(f, biased=True), read_windows(f, default=lambda _: True)
     sparse = SparseMlp(attention.hidden, f.whole("intermediate_size"), _routing(f), names=_NAMES)

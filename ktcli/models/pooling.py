@@ -58,7 +58,7 @@ class TextPooling:
 
     @property
     def words(self) -> str:
-        """The description for people."""
+        """A description of the pooling for people, such as "the mean of all tokens, normalized"."""
         of = {
             PoolingMode.LAST: "the last token",
             PoolingMode.MEAN: "the mean of all tokens",
@@ -68,7 +68,8 @@ class TextPooling:
 
 
 def read_pooling(config: Mapping[str, Any], hidden: int) -> TextPooling | None:
-    """Returns the pooling of a model with rows of `hidden` columns; None: it is not an embedding model.
+    """Returns how an embedding model with hidden states of `hidden` columns makes one vector of a text; None: the
+    config has no `kt_pooling`, so it is not an embedding model.
 
     Raises:
         BadCheckpoint: a field makes no sense, or asks for what kt does not compute.

@@ -32,14 +32,16 @@ _NAMES = SparseNames(shared=SharedNames("shared_expert"))
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     attention = read_gqa(f, qkv_bias=f.flag("qkv_bias", False))
     mlp, window = read_mlps(f, read_experts(f), read_listed_dense(f)), _windows(f)
     return assemble(f, "qwen2_moe", lambda i: (attention.within(window(i)), mlp(i)))
 
 
 def read_experts(f: Fields) -> SparseMlp:
-    """Returns the experts that a config describes, with a shared one behind a gate."""
+    """Returns the mixture-of-experts MLP that a config describes, with a shared expert whose output a gate scales."""
     routing = read_routing(f, normalize=f.flag("norm_topk_prob", False))
     shared = f.whole("shared_expert_intermediate_size")
     return replace(read_sparse(f, routing, names=_NAMES), shared_width=shared, shared_gate=True)

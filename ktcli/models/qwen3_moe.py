@@ -45,7 +45,9 @@ _VISION_NAMES = SparseNames((EachExpert(), FusedExperts(across=True)))
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     kind = str(f.values["model_type"])
     f = _text(f)
     sliding = kind == _MOE and f.flag("use_sliding_window", False) and f.has("sliding_window")

@@ -56,7 +56,9 @@ _VISION = ("model.visual.*",)
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     body = "model.language_model" if _has_vision(f) else "model"
     f = _text(f)
     f.only({"attention_bias": False})

@@ -22,7 +22,8 @@ _KINDS = ("default", "linear", "dynamic", "factors", *STRETCHED)
 
 
 def read_rope(fields: Fields, dim: int, *, interleaved: bool) -> tuple[Rope, float]:
-    """Returns the rotary embedding of `dim` columns, and DeepSeek's factor on the scores (1 without YaRN).
+    """Returns the rotary embedding that a config describes for `dim` columns of a head, and the factor that its YaRN
+    puts on attention scores (1 without YaRN).
 
     The fields are those of `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (the hub).
 
@@ -49,8 +50,9 @@ def read_rope(fields: Fields, dim: int, *, interleaved: bool) -> tuple[Rope, flo
 
 
 def read_proportional(fields: Fields, dim: int) -> Rope:
-    """Returns the rotary embedding of `dim` columns of which only the first pairs turn, with the wavelengths that they
-    have among all (Gemma 4)."""
+    """Returns the rotary embedding of `dim` columns of which only the first pairs are rotated, with the frequencies
+    that they have if all are (Gemma 4); the others have frequency 0.
+    """
     rope, part = rope_fields(fields), rotated_part(fields)
     factor = rope.number("factor", low=1.0, high=1e4, default=1.0)
     every = rotary(dim, read_theta(fields), linear=factor, interleaved=False)
@@ -60,19 +62,21 @@ def read_proportional(fields: Fields, dim: int) -> Rope:
 
 
 def read_theta(fields: Fields) -> float:
-    """Returns the base of the wavelengths."""
+    """Returns the base of the rotary embedding's wavelengths, the config's `rope_theta`; 10000 if it is missing."""
     rope = rope_fields(fields)
     source = rope if rope.has("rope_theta") else fields
     return source.number("rope_theta", low=1.0 + 1e-6, high=1e12, default=10_000.0)
 
 
 def rope_type(rope: Fields) -> str:
-    """Returns the type of a rotary embedding, "default" where the config has none."""
+    """Returns the type of a rotary embedding ("yarn", "llama3" …) from its fields; "default" where they have none."""
     return rope.text("rope_type", rope.text("type", "default"))
 
 
 def rotated_columns(fields: Fields, head_dim: int) -> int:
-    """Returns the number of columns of a head that are rotated: a part of them, or a number given outright."""
+    """Returns the number of columns of a head that are rotated, an even number: the config's `rotary_dim`, or the share
+    `partial_rotary_factor` of `head_dim`, else all.
+    """
     part = rotated_part(fields)
     dim = int(head_dim * (1.0 if part is None else part))
     if part is not None and dim % 2:
@@ -89,14 +93,18 @@ def rotated_columns(fields: Fields, head_dim: int) -> int:
 
 
 def rotated_part(fields: Fields) -> float | None:
-    """Returns the fraction of a head's columns that is rotated, in 0..1; None: the config has none."""
+    """Returns the fraction of a head's columns that is rotated, in 0..1; None: the config has no
+    `partial_rotary_factor`.
+    """
     rope, name = rope_fields(fields), "partial_rotary_factor"
     source = rope if rope.has(name) else fields
     return source.number(name, high=1.0) if source.has(name) else None
 
 
 def rope_fields(fields: Fields) -> Fields:
-    """Returns the nested fields of a config's rotary embedding, without those at the config's top level."""
+    """Returns the config's nested `rope_parameters` or `rope_scaling`, the fields of its rotary embedding; without
+    fields if it has neither.
+    """
     nested = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
     return Fields(nested, f"{fields.where}: rope")
 

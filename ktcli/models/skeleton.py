@@ -70,10 +70,10 @@ _MAX_STREAMS, _MAX_ITERATIONS = 16, 1000  # the limits of kt_program_mix
 
 
 def text_part(f: Fields, *model_types: str) -> Fields:
-    """Returns the config of the text model inside that of a vision-language model.
+    """Returns the fields of the text model's config, which is nested in that of a vision-language model.
 
     Args:
-        model_types: those that it may have; the first is the default.
+        model_types: the values that its `model_type` may have; the first is the default.
     """
     text = Fields(f.values.get(TEXT, {}), f"config.json: {TEXT}")
     kind = text.text("model_type", model_types[0])
@@ -148,7 +148,7 @@ def assemble(
     wiring: Wiring = SEQUENTIAL,
     activation: Mapping[str, str] = SILU,
 ) -> Model:
-    """Returns the model of a config, assembled from each layer's attention and MLP.
+    """Returns the model (without weights) that a config describes, assembled from the attention and MLP of each layer.
 
     Args:
         family: the name of the family file.
@@ -191,13 +191,17 @@ def _ignored(prefixes: Prefixes, n_layers: int) -> tuple[str, ...]:
 
 
 def read_limit(f: Fields) -> float:
-    """Returns the limit that keeps logits by tanh; 0: there is none."""
+    """Returns the config's `final_logit_softcapping`, the bound to which logits are squashed by
+    tanh; 0: there is none.
+    """
     name = "final_logit_softcapping"
     return f.number(name, low=1e-3) if f.has(name) else 0.0
 
 
 def read_streams(f: Fields) -> MixShape:
-    """Returns the sizes of the hyper-connections of the residual."""
+    """Returns the sizes and constants of a config's hyper-connections: the number of residual streams, the Sinkhorn
+    iterations and the epsilon.
+    """
     return MixShape(
         f.whole("hc_mult", high=_MAX_STREAMS),
         f.whole("hc_sinkhorn_iters", high=_MAX_ITERATIONS),

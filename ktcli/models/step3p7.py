@@ -70,7 +70,9 @@ _ONLY = {
 
 
 def build(f: Fields) -> Model:
-    """Returns the model that a config describes, without weights."""
+    """Returns the model that the `config.json` fields `f` describe: its layers and the tensors they need, without
+    weights.
+    """
     f = _own(f)
     f.only(_ONLY)
     kinds = read_types(f, "layer_types", FULL, SLIDING) or []  # `_own` has made them
@@ -93,7 +95,9 @@ def build(f: Fields) -> Model:
 
 
 def cut(f: Fields, layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, at least one of them with experts."""
+    """Returns a copy of the config `f` shortened to the model's first `layers` layers, at least one of them with routed
+    experts.
+    """
     return cut_typed_dense(_own(f), layers)
 
 
@@ -193,7 +197,7 @@ def _sparse(f: Fields) -> SparseMlp:
 
 
 def read_limits(f: Fields, name: str) -> list[float]:
-    """Returns the limit of each layer's activation from the list in field `name`; 0: none."""
+    """Returns the clamping limit of each layer's MLP activation from the list in field `name`; 0: none."""
     listed = f.values.get(name) or [None] * f.n_layers
     if not isinstance(listed, list) or len(listed) < f.n_layers:
         raise BadCheckpoint(f"{f.where}: {name} is not a list of {f.n_layers} layers")
@@ -204,8 +208,9 @@ def read_limits(f: Fields, name: str) -> list[float]:
 
 
 def limited(limit: float) -> Glu:
-    """Returns the activation min(silu(gate), limit) times up, clamped to the limit; silu is limited by clamping the
-    gate, at the number whose silu the limit is."""
+    """Returns the gated activation min(silu(gate), limit) * clamp(up, -limit, limit); without a limit if `limit` is 0.
+    It is expressed as a clamp of the gate, at the number whose silu is the limit.
+    """
     if not limit:
         return SILU
     gate = limit

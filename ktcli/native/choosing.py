@@ -76,10 +76,11 @@ class Chooser:
         self._rows = self._ffi.new("kt_choice[]", 1)
 
     def choose(self, choices: Sequence[TokenChoice]) -> list[ChosenToken]:
-        """Returns the token chosen for each row; the results are those of choosing one row after the other.
+        """Returns the token chosen from each row of logits, with its log-probability; the results are those of choosing
+        one row after the other.
 
         Raises:
-            NativeError: an id is outside the vocabulary.
+            NativeError: an id is outside the vocabulary, or an array has another type or size.
         """
         n = len(choices)
         if len(self._rows) < n:

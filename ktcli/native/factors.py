@@ -16,7 +16,7 @@ _DTYPES = {"float32": DType.F32, "float16": DType.F16, "uint16": DType.BF16}
 
 
 def pack_a(factor: NDArray[Any], out: NDArray[Any]) -> None:
-    """Writes A [count, rank, k] as an update has it.
+    """Writes the factor A [count, rank, k] of a low-rank update into `out`, in the layout that kernels read.
 
     Args:
         factor: f32, f16 or bf16 bits, with any strides.
@@ -32,7 +32,7 @@ def pack_a(factor: NDArray[Any], out: NDArray[Any]) -> None:
 
 
 def pack_b(factor: NDArray[Any], lanes: NDArray[np.int32], out: NDArray[Any]) -> None:
-    """Writes B [count, rows, rank] as an update has it.
+    """Writes the factor B [count, rows, rank] of a low-rank update into `out`, in the layout that kernels read.
 
     Args:
         factor: as for `pack_a`.

@@ -35,7 +35,7 @@ class Scale(IntEnum):
 
     @property
     def bits(self) -> int:
-        """The number of bits of one scale."""
+        """The number of bits of one scale of this type; 0 for none."""
         return (0, 32, 16, 8, 8)[self]
 
 
@@ -64,7 +64,7 @@ class DType(IntEnum):
 
     @property
     def block(self) -> tuple[int, int]:
-        """The number of elements of a block, and its bytes; (1, ...) where elements stand alone."""
+        """The pair (elements, bytes) of one block of this type; types without blocks have 1 element."""
         return _BLOCKS[self]
 
 
@@ -113,8 +113,8 @@ class Format:
     rotation: int = 0
 
     def of_columns(self, k: int) -> Format:
-        """Returns the format for a matrix with `k` columns, with rotation blocks of such a matrix, so that parts of its
-        columns are rotated alike.
+        """Returns this format for a matrix with `k` columns: the rotation's blocks are halved until they divide the
+        columns, rounded up to 64, so that slices of the columns are rotated like the whole.
         """
         block = self.rotation
         while block and -(-k // ROTATION_UNIT) * ROTATION_UNIT % block:
@@ -123,17 +123,23 @@ class Format:
 
     @property
     def searched(self) -> bool:
-        """Whether its encoder searches scales, so that the importance of columns counts."""
+        """Whether the format's encoder searches for the best scales, so that the importance of columns counts: below 8
+        bits.
+        """
         return self.bits < BYTE_BITS
 
     @property
     def bits_per_weight(self) -> float:
-        """The number of bits per weight: those of a code and its share of a scale, in a row of many columns."""
+        """The number of bits that a packed weight of this format takes: those of its code, and its share of a group's
+        scale; scales of whole rows are not counted.
+        """
         return self.bits + (self.scale.bits / self.group if self.group else 0)
 
     @property
     def activation_bits(self) -> int:
-        """The number of bits of activations in the CPU's products with it: 8 (int8), 16 (bf16) or 32 (f32)."""
+        """The number of bits of activations in the CPU's products with weights of this format: 8 (int8), 16 (bf16) or
+        32 (f32).
+        """
         if self.bits <= 8:
             return 8 if self.codes is Codes.INTEGER else 32
         return self.bits
@@ -141,7 +147,11 @@ class Format:
 
 @cache
 def library() -> tuple[Any, Any]:
-    """Returns the pair (ffi, lib) of libkt, which is opened on first use."""
+    """Returns the pair (ffi, lib) of cffi objects for kt's native library libkt, which is loaded on first use.
+
+    Raises:
+        NativeError: the library is not built, cannot be loaded, or belongs to another version of kt.
+    """
     try:
         from ktcli._native import ffi
     except ImportError as error:
@@ -192,7 +202,9 @@ class IsaRow:
 
 
 def isa_rows() -> tuple[IsaRow, ...]:
-    """Returns the rows built into the library, best first."""
+    """Returns the rows of kernels that are built into the library, one for each instruction set such as avx512, best
+    first, with whether this CPU can run them.
+    """
     ffi, lib = library()
     rows = ffi.new("kt_isa_info[16]")
     n = lib.kt_isa_rows(rows, 16)
@@ -224,8 +236,8 @@ class AmxInfo:
 
 
 def amx_info() -> AmxInfo:
-    """Returns the AMX features of CPU and system; requests the permission to use them, which then holds for the
-    process.
+    """Returns which AMX features the CPU and the system have; requests the permission to use them, which then holds for
+    the process.
     """
     ffi, lib = library()
     info = ffi.new("kt_amx_info *")
@@ -242,13 +254,13 @@ def amx_info() -> AmxInfo:
 
 
 def cache_bytes(level: int) -> int:
-    """Returns the size of the data cache of a level, as the CPU reports it; 0: unknown."""
+    """Returns the bytes of the CPU's data cache of a level (1, 2 or 3), as the CPU reports it; 0: unknown."""
     return int(library()[1].kt_cache_bytes(level))
 
 
 @cache
 def c_format(fmt: Format) -> Any:
-    """Returns the kt_format struct of a format."""
+    """Returns a number format as a C struct kt_format, made once for each format."""
     ffi, _ = library()
     row = {
         "bits": fmt.bits,
@@ -262,7 +274,7 @@ def c_format(fmt: Format) -> Any:
 
 
 def packed_bytes(fmt: Format, n: int, k: int) -> int:
-    """Returns the bytes of one packed matrix [n, k].
+    """Returns the bytes that one matrix [n, k] takes, packed in a number format.
 
     Raises:
         NativeError: the format cannot hold this shape.
@@ -274,18 +286,20 @@ def packed_bytes(fmt: Format, n: int, k: int) -> int:
 
 
 def cut_columns(fmt: Format) -> int:
-    """Returns the number of columns between the places where a packed weight can be cut: a step of the kernels, or
-    a group."""
+    """Returns the number of columns at whose multiples a packed weight of this format can be cut between NUMA nodes:
+    whole steps of the kernels, and whole groups.
+    """
     return int(library()[1].kt_cut_columns(c_format(fmt)))
 
 
 def created(
     make: Callable[..., Any], *arguments: Any, fails: Callable[[str], Exception] = NativeError
 ) -> Any:
-    """Returns the handle that a function kt_x_create makes.
+    """Returns the C handle of the object that `make`, a function kt_x_create of the native library, creates from these
+    arguments.
 
     Args:
-        fails: makes the error to raise of the sentence with which the function refuses.
+        fails: makes the error that is raised of the sentence with which the function refuses.
     """
     ffi, _ = library()
     error = ffi.new(f"char[{_ERROR_BYTES}]")
@@ -343,12 +357,14 @@ class Weight:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all matrices as they are packed; 0 for a node without a share."""
+        """The bytes of all the packed matrices together; 0 for a node without a share."""
         return packed_bytes(self.format, self.n, self.k) * self.count if self.n and self.k else 0
 
 
 def c_weights(*weights: Weight) -> Any:
-    """Returns an array of kt_weight structs. If C keeps it, its caller must keep the weights, too."""
+    """Returns a C array of kt_weight structs, one for each weight. If C keeps it, its caller must keep the weights,
+    too.
+    """
     ffi, _ = library()
     rows = [
         {

@@ -67,7 +67,7 @@ class Numbers:
 
     @classmethod
     def of(cls, matrix: NDArray[np.float32]) -> Numbers:
-        """Returns an f32 matrix [n, k] as `Numbers`, without a copy."""
+        """Returns a contiguous f32 matrix [n, k] as `Numbers`, a matrix in its stored type, without a copy."""
         require(
             matrix.dtype == np.float32 and matrix.flags.c_contiguous, "matrix is not contiguous f32"
         )
@@ -75,18 +75,18 @@ class Numbers:
 
     @property
     def is_plain(self) -> bool:
-        """Whether its elements are plain numbers, without blocks and scales."""
+        """Whether the matrix's elements are plain numbers (f32, bf16 or f16), without blocks and scales."""
         return isinstance(self.kind, DType) and self.kind.block[0] == 1
 
     @property
     def transpose(self) -> Numbers:
-        """The transpose of this plain matrix: the same bytes."""
+        """The transpose [k, n] of this matrix of plain numbers, with the same bytes."""
         require(self.is_plain, "only plain numbers can be read across")
         return replace(self, n=self.k, k=self.n, transposed=not self.transposed)
 
     @property
     def whole(self) -> Gathered:
-        """The matrix as a gathered one, with all its rows in order."""
+        """This matrix as a `Gathered` one, a matrix of rows of several sources: all its rows, in order."""
         rows = np.zeros((self.n, 2), np.int32)
         rows[:, 1] = np.arange(self.n)
         return Gathered((self,), rows, self.k)
@@ -109,7 +109,7 @@ class Gathered:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The numbers of rows and columns, (n, k)."""
+        """The number of rows and of columns of the gathered matrix, (n, k)."""
         return len(self.rows), self.k
 
 

@@ -86,14 +86,16 @@ class Offload:
         self.wait = self._address(ffi.addressof(lib, "kt_offload_wait"))
 
     def ticket(self, layer: int) -> int:
-        """Returns the argument of `submit` and `wait` for a layer: an address that is valid as long as this object."""
+        """Returns the argument with which a stream calls the functions `submit` and `wait` for a layer: an address that
+        is valid as long as this object.
+        """
         ticket = self._lib.kt_offload_ticket(self._handle, layer)
         require(ticket != self._ffi.NULL, f"layer {layer} of {self.layers}")
         return self._address(ticket)
 
     def begin(self, n_tokens: int, defer: NDArray[np.int32] | None = None) -> None:
-        """Prepares a step of `n_tokens` tokens, in which each layer runs once; to be called before the step is
-        launched.
+        """Prepares the thread for a step of `n_tokens` tokens, in which each layer runs once; to be called before the
+        step is launched.
 
         Args:
             defer: the most experts of each token that are deferred, int32 [n_tokens]; None: none is.
@@ -109,8 +111,8 @@ class Offload:
         self._check(self._lib.kt_offload_begin(self._handle, n_tokens, depths))
 
     def use_adapter(self, adapter: int) -> None:
-        """Gives the tokens of the steps that begin from now on this adapter of the program's; 0: none. Call it between
-        two steps.
+        """Makes the steps that begin from now on compute all their tokens with this adapter of the program; 0: without
+        one. To be called between two steps.
 
         Raises:
             KtError: the program has no room for an adapter of this number.
@@ -127,13 +129,15 @@ class Offload:
         self._check(self._lib.kt_offload_result(self._handle))
 
     def spans(self) -> tuple[PartSpan, ...]:
-        """Returns the times of the last step's parts, in the order in which they ran; to be called after `result`."""
+        """Returns the start and end times of each part that ran in the last step, with its layer, in the order in which
+        they ran; to be called after `result`.
+        """
         out = self._ffi.new("kt_span[]", 2 * self.layers)
         n = self._lib.kt_offload_spans(self._handle, out, 2 * self.layers)
         return tuple(PartSpan(s.layer, bool(s.deferred), s.start_ns, s.end_ns) for s in out[0:n])
 
     def close(self) -> None:
-        """Ends the thread, even in the middle of a step. Its tickets are invalid afterwards."""
+        """Ends the thread that runs the program's parts, even in the middle of a step; tickets are then invalid."""
         self._ffi.release(self._handle)
 
     def _address(self, pointer: object) -> int:

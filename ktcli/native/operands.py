@@ -71,7 +71,9 @@ class Update(NamedTuple):
     b: NDArray[Any]
 
     def packed(self, ffi: Any) -> tuple[Any, ...]:
-        """Returns the fields of its kt_update, which borrows the memory of `a` and `b`."""
+        """Returns the fields of a C struct kt_update for this update, in their order; the struct borrows the memory of
+        `a` and `b`.
+        """
         in_f32 = self.a.dtype == np.float32
         where = (ffi.cast("void *", each.ctypes.data) for each in (self.a, self.b))
         panels, ones = self.b.shape[1], (self.a.shape[0] == 1, self.b.shape[0] == 1)
@@ -128,5 +130,5 @@ class Batch:
 
     @property
     def rows(self) -> int:
-        """The number of tokens of all runs."""
+        """The number of tokens of all runs of the batch together."""
         return sum(run.ids.size for run in self.runs)

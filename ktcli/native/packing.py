@@ -39,8 +39,10 @@ class Packing:
         self._packers = {field: _packer(of.type, nodes) for field, of in fields}
 
     def pack(self, values: Mapping[str, Any], keep: list[Any]) -> Any:
-        """Returns the C struct with these field values; fields that are not given are 0.
+        """Returns a new C struct with these values by field name; fields that are not given are 0.
 
+        Args:
+            keep: a list to which the objects are added that must live as long as the struct.
         Raises:
             NativeError: there is no such field, or an array of another type.
         """
@@ -55,7 +57,7 @@ class Packing:
 
 @cache
 def packing(name: str, nodes: int) -> Packing:
-    """Returns the packing rules of a struct, which are made once."""
+    """Returns the rules for packing values into the C struct `name`, made once for each pair of arguments."""
     return Packing(name, nodes)
 
 

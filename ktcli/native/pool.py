@@ -35,11 +35,11 @@ class Team(Protocol):
 
     @property
     def threads(self) -> int:
-        """The number of its threads."""
+        """The number of threads of the team."""
 
     @property
     def memory(self) -> tuple[int, ...]:
-        """The OS numbers of the nodes of its memory; (): memory anywhere."""
+        """The OS numbers of the NUMA nodes from which the team's memory comes; (): from anywhere."""
 
 
 class PackError(NamedTuple):
@@ -125,7 +125,13 @@ class Pool:
         self.tile_min = tile_min
 
     def check(self, result: int) -> None:
-        """Raises the error that a negative result of a pool function means."""
+        """Raises the error that `result`, the code returned by a C function of the pool, means; does nothing if it is
+        not negative.
+
+        Raises:
+            BadCheckpoint: a number or a read of a file is at fault.
+            NativeError: anything else.
+        """
         if result >= 0:
             return
         sentence = self._ffi.string(self._lib.kt_pool_error(self.handle)).decode()
@@ -144,10 +150,10 @@ class Pool:
             raise BadNumber(str(error), bad_row, is_finite) from None
 
     def decode(self, source: Gathered, dst: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Returns a checkpoint's matrix [n, k] decoded to f32; see kt_decode.
+        """Returns a checkpoint's matrix [n, k] decoded to f32, or to bf16 bits if `dst` is uint16; see kt_decode.
 
         Args:
-            dst: the array to write to, f32, or uint16 for the bits of bf16; None: a new f32 array.
+            dst: the array to write to and return, f32, or uint16 for the bits of bf16; None: a new f32 array.
         Raises:
             BadNumber: a value is NaN or Inf, or too large for bf16.
         """
@@ -172,8 +178,8 @@ class Pool:
         scales: NDArray[np.float32] | None = None,
         importance: NDArray[np.float32] | None = None,
     ) -> PackError:
-        """Encodes a checkpoint's matrix [n, k] into `dst` as packed panels; returns the sums of its errors; see
-        kt_pack.
+        """Encodes a checkpoint's matrix [n, k] in a number format into `dst`, as packed panels; returns the sums of
+        squared errors and squared values; see kt_pack.
 
         Args:
             scales: scales [n, groups] instead of those the encoder would choose, for 4 and 8 bits with f32 scales; 0:
@@ -209,18 +215,18 @@ class Pool:
         return PackError(*map(float, sums))
 
     def unpack(self, weight: Weight, index: int = 0) -> NDArray[np.float32]:
-        """Returns matrix `index` decoded to f32, [n, k]."""
+        """Returns matrix number `index` of a packed weight, decoded to f32, [n, k]."""
         out = np.empty((weight.n, weight.k), dtype=np.float32)
         pointer = self._ffi.from_buffer("float[]", out, True)
         self.check(self._lib.kt_unpack(self.handle, c_weights(weight), index, pointer))
         return out
 
     def fill_random(self, weight: Weight, seed: int) -> None:
-        """Writes random codes and scales into the weight's memory."""
+        """Writes random codes and scales, made from the seed, into the memory of a packed weight."""
         self.check(self._lib.kt_fill_random(self.handle, c_weights(weight), seed))
 
     def read_file(self, fd: int, offset: int, dst: NDArray[np.uint8]) -> None:
-        """Fills `dst` from an open file by parallel reads.
+        """Fills `dst` with an open file's bytes from byte `offset` on, by parallel reads.
 
         Raises:
             BadCheckpoint: the file is shorter, or a read failed.
@@ -229,8 +235,9 @@ class Pool:
         self.check(self._lib.kt_read(self.handle, fd, offset, dst.nbytes, pointer))
 
     def copy(self, pieces: Sequence[tuple[int, int, int]]) -> None:
-        """Copies memory with all threads: (to, from, bytes) of each piece, addresses that the caller keeps alive; no
-        piece is written where another is read or written."""
+        """Copies pieces of memory with all threads, each given as (address to, address from, bytes); the caller keeps
+        the addresses alive, and no piece is written where another is read or written.
+        """
         cast = self._ffi.cast
         rows = [(cast("void *", to), cast("void *", start), size) for to, start, size in pieces]
         given = self._ffi.new("kt_copy_piece[]", rows)
@@ -244,10 +251,12 @@ class Pool:
         axis: Axis,
         shares: Sequence[tuple[range, Weight]],
     ) -> None:
-        """Fills the nodes' slices of a packed weight from an open file; see kt_place.
+        """Fills the NUMA nodes' slices of a packed weight with an open file's bytes from byte `offset` on; see
+        kt_place.
 
         Args:
             whole: the whole weight, of which only the shape counts.
+            axis: whether the nodes share its rows or its columns.
             shares: the rows or columns of each node, which follow one another and may be empty, and these as a weight
                 of their own.
         Raises:
@@ -262,7 +271,9 @@ class Pool:
         self.check(self._lib.kt_place(self.handle, fd, offset, weight, int(axis), given))
 
     def arena(self, size_bytes: int, node: int | None = None) -> Arena:
-        """Returns newly allocated memory on a node; None: on all of them in turn."""
+        """Returns newly allocated, zeroed memory of at least `size_bytes` bytes on a NUMA node of the pool; if `node`
+        is None, on all of them in turn.
+        """
         every = 0
         for memory in self._memory:
             every |= memory
@@ -271,7 +282,8 @@ class Pool:
     def ceiling(
         self, kind: Ceiling, seconds: float, data: Sequence[NDArray[np.uint8]] = ()
     ) -> float:
-        """Returns the bytes or operations per second of the best plain loop, measured now.
+        """Returns the highest rate per second that the pool reaches in a plain loop, measured for about `seconds`:
+        bytes read for READ, arithmetic operations for INT8 and BF16.
 
         Args:
             data: for READ only: an array of each node, equally large and larger than the caches.

@@ -29,7 +29,8 @@ CACHES = ("bf16", "f32", "fp8")
 
 @cache
 def operation(name: str) -> tuple[Any, int, bool]:
-    """Returns the C function of an operation, its number of views, and whether it takes a struct kt_<name>.
+    """Returns a tuple for an operation: its C function, the number of its views, and whether it also takes a struct
+    kt_<name>.
 
     Raises:
         NativeError: there is no such operation.
@@ -90,18 +91,19 @@ class Program:
     # -- recording -----------------------------------------------------------------------------------
 
     def buffer(self, width: int, *, outputs: bool = False) -> View:
-        """Returns a new buffer of the program; it has one row per token, or per wanted output."""
+        """Returns a view of all columns of a new f32 buffer of the program, with one row per token of a step, or per
+        wanted output row if `outputs`.
+        """
         number = self._check(self._lib.kt_program_buffer(self.handle, width, int(outputs)))
         return View(number, 0, width)
 
     def append(self, name: str, views: Sequence[View | None] = (), /, **facts: Any) -> int:
-        """Appends the operation kt_program_<name>; returns its number; see kt_operations.h for what each computes.
+        """Appends the operation kt_program_<name> to the program; returns the number of the routing or choice that it
+        makes, else 0; see kt_operations.h for what each operation computes.
 
         Args:
             views: the operands in the order of its parameters; None: an operand that may be missing.
             facts: everything else, by the fields of kt_<name>; a field that is left out is 0 or NULL.
-        Returns:
-            The number of the routing or choice that it makes; else 0.
         Raises:
             NativeError: there is no such operation or field, or C refuses a value.
         """
@@ -117,23 +119,28 @@ class Program:
         return number
 
     def given(self, experts: int, top_k: int) -> int:
-        """Appends a routing whose ids and gates the caller writes before each run (to the arrays of `routing`); returns
-        its number.
+        """Appends a routing whose expert ids and gates the caller writes before each run, into the arrays that
+        `routing` returns; returns the routing's number.
 
-        Returns its number.
+        Args:
+            experts: the number of experts of the layer.
+            top_k: the number of experts of each token.
         """
         return self._check(self._lib.kt_program_given(self.handle, experts, top_k))
 
     def input(self, x: View) -> None:
-        """Declares that the caller writes `x` before the operations recorded next are run."""
+        """Declares that the caller writes the rows of the view `x` before the operations recorded next are run."""
         self._check(self._lib.kt_program_input(self.handle, self._view(x)))
 
     def part(self) -> int:
-        """Begins the next part of the recording; returns its number."""
+        """Begins the next part of the program, which `run_part` can run by itself; returns the part's number. Part 0
+        begins by itself.
+        """
         return self._check(self._lib.kt_program_part(self.handle))
 
     def use_row(self, isa: str | None) -> None:
-        """Uses a row of kernels for what is appended from here on; None: the pool's.
+        """Uses a row of kernels, given by name such as "avx2", for operations that are appended from here on; None: the
+        pool's row.
 
         Raises:
             NativeError: this CPU does not run it.
@@ -144,13 +151,17 @@ class Program:
             self._row = isa
 
     def keep_hidden(self) -> None:
-        """Makes experts keep the inputs of their down projections (`hidden`); to be called before operations are
-        appended, on a pool of one node.
+        """Makes operations with experts keep the inputs of their down projections, which `hidden` returns; to be called
+        before operations are appended, on a pool of one node.
         """
         self._check(self._lib.kt_program_keep_hidden(self.handle))
 
     def finish(self) -> int:
-        """Allocates buffers and scratch memory; returns their bytes."""
+        """Allocates the program's buffers and scratch memory, once all operations are appended; returns their bytes.
+
+        Raises:
+            NoMemoryLeft: the system does not provide so much memory.
+        """
         size = self._ffi.new("size_t *")
         result = self._lib.kt_program_finish(self.handle, size)
         if result == self._lib.KT_ERR_MEMORY:
@@ -161,7 +172,8 @@ class Program:
     # -- adapters --------------------------------------------------------------------------------------
 
     def take_adapters(self, most: int, ranks: int) -> None:
-        """Allows runs to name adapters 1..most; to be called before operations are appended.
+        """Allows runs to name adapters 1..most, and reserves room for their updates; to be called before operations are
+        appended.
 
         Args:
             ranks: the most that the updates of one product by one adapter have together.
@@ -169,7 +181,7 @@ class Program:
         self._check(self._lib.kt_program_adapters(self.handle, most, ranks))
 
     def adapt(self, adapter: int, operation: int, part: int, updates: Sequence[Update]) -> None:
-        """Sets the updates of one product by an adapter, from the next step on; (): none.
+        """Sets the low-rank updates that an adapter adds to one product, from the next step on; (): none.
 
         Args:
             operation: the number of the operation, in the order in which they were appended.
@@ -210,7 +222,7 @@ class Program:
         self._gradients[product] = tuple(gradients)
 
     def adapt_gain(self, adapter: int, operation: int, gain: NDArray[np.float32] | None) -> None:
-        """Sets the gain of one norm by an adapter, from the next step on; None: the norm's own.
+        """Sets the gain that an adapter uses in one norm, from the next step on; None: the norm's own.
 
         Args:
             gain: f32, as many elements as the norm's own.
@@ -229,7 +241,8 @@ class Program:
     def attach(
         self, cache: Arena, page_bytes: int, states: Arena | None = None, state_bytes: int = 0
     ) -> None:
-        """Uses `cache` as the page pool of the following steps, and `states` as their pool of states.
+        """Uses `cache` as the memory of KV-cache pages in the following steps, and `states` as that of recurrent
+        states.
 
         Args:
             page_bytes: the bytes of a page, of all layers that keep whole sequences.
@@ -244,7 +257,7 @@ class Program:
         c.n_states = states.size_bytes // state_bytes if states and state_bytes else 0
 
     def attach_windows(self, windows: Arena, page_bytes: int) -> None:
-        """Uses `windows` as the pool of window pages of the following steps.
+        """Uses `windows` as the memory of the sliding-window layers' KV-cache pages in the following steps.
 
         Args:
             page_bytes: the bytes of one, of all layers that have a window.
@@ -254,7 +267,7 @@ class Program:
         c.n_window_pages = windows.size_bytes // page_bytes
 
     def run(self, batch: Batch) -> None:
-        """Runs every operation for one step.
+        """Runs all operations of the program for one step, whose results `rows` and `routing` then return.
 
         Raises:
             KtError: an id, a page or a state is out of range, or two runs write the same one, and nothing was computed;
@@ -263,7 +276,11 @@ class Program:
         self._run(self._lib.kt_program_run, batch)
 
     def run_part(self, batch: Batch, part: int) -> None:
-        """Runs the operations of one part for a step; raises as `run`."""
+        """Runs the operations of one part of the program for a step.
+
+        Raises:
+            KtError: as `run`.
+        """
         self._run(self._lib.kt_program_run_part, batch, part)
 
     def _run(self, function: Any, batch: Batch, *part: int) -> None:
@@ -310,7 +327,7 @@ class Program:
     # -- results -------------------------------------------------------------------------------------
 
     def rows(self, view: View, n: int) -> F32Array:
-        """Returns the first `n` rows of a view, in place: valid until the next run."""
+        """Returns the first `n` rows of a view, f32 [n, width], in the program's memory: valid until the next run."""
         stride = self._ffi.new("int64_t *")
         pointer = self._lib.kt_program_data(self.handle, view.buffer, stride)
         require(
@@ -322,8 +339,9 @@ class Program:
         return rows[:, view.column : view.column + view.width]
 
     def routing(self, number: int, n: int, top_k: int) -> tuple[NDArray[np.int32], F32Array]:
-        """Returns the ids and gates [n, top_k] in place: those of the last run, or those to write if the routing is
-        given."""
+        """Returns the pair (expert ids int32, gates f32), [n, top_k] each, of a routing, in the program's own memory:
+        those of the last run, or those that the caller writes if the routing is `given`.
+        """
         gate = self._ffi.new("const float **")
         ids = self._lib.kt_program_routing(self.handle, number, gate)
         require(ids != self._ffi.NULL, "no such routing")
@@ -331,16 +349,17 @@ class Program:
         return self._array(ids, shape, np.int32), self._array(gate[0], shape, np.float32)
 
     def hidden(self, slots: int, width: int) -> F32Array:
-        """Returns the inputs of the down projections of the experts that ran last, [slots, width], as a view: by
-        expert, and by token within one; valid until the next run.
+        """Returns the inputs of the down projections of the experts that ran last, f32 [slots, width], in the program's
+        own memory: ordered by expert, and by token within one; valid until the next run.
         """
         pointer = self._lib.kt_program_hidden(self.handle)
         require(pointer != self._ffi.NULL, "nothing hidden is kept")
         return self._array(pointer, (slots, -(-width // 16) * 16), np.float32)[:, :width]
 
     def chosen(self, routing: int) -> NDArray[np.int64]:
-        """Returns the number of times that each expert was chosen since the program was made, [E] in place: read
-        between runs."""
+        """Returns the number of times that a routing chose each expert since the program was made, int64 [E], as a
+        read-only view to be read between runs.
+        """
         experts = self._ffi.new("int32_t *")
         counts = self._lib.kt_program_chosen(self.handle, routing, experts)
         require(counts != self._ffi.NULL, f"routing {routing} is not counted")
@@ -349,7 +368,9 @@ class Program:
         return view
 
     def profile(self) -> list[tuple[str, int]]:
-        """Returns the (operation, nanoseconds so far) pairs in recording order."""
+        """Returns (operation, nanoseconds) pairs in recording order: the time that each operation has taken in all
+        steps so far.
+        """
         times = self._ffi.new("int64_t[]", len(self.labels))
         n = self._lib.kt_program_profile(self.handle, times, len(self.labels))
         return list(zip(self.labels[:n], times[0:n], strict=False))

@@ -92,27 +92,35 @@ class Backend(ABC):
 
     @abstractmethod
     def do(self, operation: Operation) -> Value:
-        """Executes or records one operation; returns its result."""
+        """Executes or records one operation of a forward pass; returns its result in the backend's form, such as a
+        torch tensor, or a view of a recorded program's buffer.
+        """
 
     @abstractmethod
     def split(self, x: Value, *widths: int) -> tuple[Value, ...]:
-        """Returns views of consecutive ranges of columns, as wide as `widths` says."""
+        """Returns views of consecutive ranges of columns of x [T, N], one for each of `widths`, as many columns wide as
+        it says.
+        """
 
     @abstractmethod
     def grouped(self, x: Value, weights: tuple[Tensor, ...]) -> Value:
-        """Multiplies equal runs of columns of x by one weight each; returns the results side by side."""
+        """Returns the products of consecutive runs of columns of x with one weight each, side by side as columns of one
+        value; the run of a weight is as wide as that has inputs.
+        """
 
     @abstractmethod
     def collect(self, started: Value) -> Value:
-        """Returns the weighted sum of the chosen experts that `experts` started to compute, [T, hidden].
+        """Returns the weighted sum [T, hidden] of the outputs of each token's chosen experts, whose computation the
+        operation `experts` started.
 
         With deferral it is the sum of the experts that this layer did not defer and of those that the layer before
         deferred.
         """
 
     def block(self, part: LayerPart, x: Value, compute: Block) -> Value:
-        """Returns what a part of a layer makes of x. As a rule this backend computes it by `compute`; one whose device
-        does not have the part's weights may let others do it."""
+        """Returns the output of one part of a decoder layer, such as its shared experts, for the rows x. As a rule this
+        is `compute(self, x)`; a backend whose device does not have the part's weights may have it computed elsewhere.
+        """
         return compute(self, x)
 
     def begin_layer(self, layer: int | None) -> None:  # noqa: B027 (most backends need not know)

@@ -37,7 +37,9 @@ class CacheFormat:
     scale_bytes: int = 0
 
     def bytes_of(self, elements: int, heads: int) -> int:
-        """Returns the bytes that `elements` elements and the scales of `heads` heads take."""
+        """Returns the bytes that `elements` cached elements and the scales of `heads` heads
+        take in this cache format.
+        """
         return elements * self.element_bytes + heads * self.scale_bytes
 
 

@@ -16,8 +16,9 @@ from ktcli.records import dataclass
 
 
 def described(record: Record) -> dict[str, Any]:
-    """Returns a record as JSON-like data: operation, layer, outs, numbers, operands, weights, facts and, where
-    there are some, what it caches and where its state begins."""
+    """Returns a recorded operation as JSON-like data: its name, decoder layer, output views, routings and choices,
+    operands, weights, facts (constants) and, where there are some, what it caches and where its state begins.
+    """
     operation = record.operation
     layout = layout_of(type(operation))
     document: dict[str, Any] = {
@@ -38,21 +39,23 @@ def described(record: Record) -> dict[str, Any]:
 
 
 def read_numbers(record: Record) -> dict[str, Number]:
-    """Returns the numbers of the routing and the choice that a record reads, by field name."""
+    """Returns the routing (of experts) and the choice (of positions) that a recorded operation reads, as their indices
+    in the recording, by field name; empty: it reads none.
+    """
     names = layout_of(type(record.operation)).numbers
     found = {name: getattr(record.operation, name) for name in names}
     return {name: number for name, number in found.items() if isinstance(number, Number)}
 
 
 def weights(record: Record) -> dict[str, Tensor]:
-    """Returns the weight tensors that a record uses, by field name."""
+    """Returns the declarations of the weight tensors that a recorded operation reads, by field name."""
     names = layout_of(type(record.operation)).weights
     found = {name: getattr(record.operation, name) for name in names}
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
 def telling_facts(record: Record) -> dict[str, Any]:
-    """Returns the facts of a record that differ from their defaults, by name."""
+    """Returns the facts (constants) of a recorded operation that differ from their defaults, by name."""
     layout = layout_of(type(record.operation))
     found = {name: fact(record.operation) for name, fact in layout.facts.items()}
     return {name: value for name, value in found.items() if value != layout.defaults[name]}
@@ -72,8 +75,9 @@ class Section:
 
 
 def sections(recording: Recording) -> list[Section]:
-    """Returns the sections of a recording in order; decoder layers that compute the same share one section, at the
-    place of the first of them."""
+    """Returns the operations of a recording, in order, grouped into sections: one for each decoder layer and for what
+    stands between layers. Layers that compute the same share one section, at the place of the first of them.
+    """
     made: list[Section] = []
     alike: dict[str, int] = {}  # what a layer does -> its place among `made`
     for layer, group in groupby(recording.records, key=lambda record: record.layer):

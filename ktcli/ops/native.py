@@ -93,8 +93,8 @@ def assemble(
     places: Places,
     is_apart: Callable[[Operation], bool] = lambda operation: False,
 ) -> Assembled:
-    """Appends every record of a recording to a new program and finishes the program; returns it with the views of its
-    results.
+    """Appends every operation of a recording to a new native program and finishes the program; returns what its callers
+    need to know of it: the views of its results, and the numbers of its routings, parts, products and norms.
 
     Args:
         is_apart: tells whether an operation becomes a part by itself, so that its operands can be looked at.
@@ -132,8 +132,8 @@ def assemble(
 def append(
     record: Record, program: Program, places: Places, numbers: Mapping[Number, int] | None = None
 ) -> int:
-    """Appends a record, whose views are the program's, to a program; returns the number of the first routing or choice
-    that it makes, else 0.
+    """Appends a recorded operation, whose views are the program's, to a native program; returns the number that the
+    program gives the first routing or choice that the operation makes, else 0.
 
     Args:
         numbers: the program's numbers of the recording's routings and choices so far; None: it reads none.
@@ -144,7 +144,9 @@ def append(
 
 
 def multiplied(operation: Operation) -> tuple[Tensor, ...]:
-    """Returns the tensors of the products of an operation that adapters may change, by part."""
+    """Returns the weight tensors that an operation multiplies rows with and to whose products adapters may add
+    something, in the order of the products' numbers; empty: there are none.
+    """
     if isinstance(operation, Linear):
         return (operation.weight,)
     if isinstance(operation, Mla):
@@ -153,7 +155,9 @@ def multiplied(operation: Operation) -> tuple[Tensor, ...]:
 
 
 def replaceable(operation: Operation) -> Tensor | None:
-    """Returns the gain of a norm that adapters may replace; None: the operation has none."""
+    """Returns the gain tensor of an RMSNorm or LayerNorm, which adapters may replace; None: the
+    operation has no gain.
+    """
     return operation.gain if isinstance(operation, (Norm, LayerNorm)) else None
 
 
@@ -196,7 +200,8 @@ def _memory(tensor: Tensor, kind: FieldKind, places: Places) -> Loaded:
 
 
 def record_rows(recording: Recording, rows: RowOf) -> list[str | None]:
-    """Returns the row of kernels of each record; None: the pool's.
+    """Returns, for each operation of a recording, the name of the row of kernels (instruction set) that computes it;
+    None: the one that the thread pool uses.
 
     An operation belongs to the part of the matrix that it reads; a norm to the norms, attention to the cache that it
     reads. All others, which read no tensor of a part, follow the operation before them in their layer.

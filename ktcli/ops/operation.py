@@ -107,17 +107,20 @@ class Operation:
 
     @property
     def in_place(self) -> bool:
-        """Whether the result overwrites the first operand."""
+        """Whether the operation writes its result over its first operand."""
         return False
 
     @property
     def cached(self) -> Cached:
-        """The elements that it caches for each position; only for an operation with a field of kind PAGES."""
+        """The numbers of elements and heads that the operation caches for each position in its layer's pages; only for
+        an operation with a field of kind PAGES.
+        """
         return Cached(0, (), 0)
 
     def widths(self) -> Widths:
-        """Returns the columns of operands and results, the elements of vectors and the (count, n, k) of matrices, as
-        the facts and the other widths demand. Operands have a `width`."""
+        """Returns the sizes that go with the operation's facts and other sizes, by field name: columns of operands and
+        results ("out"), elements of vectors, and (count, n, k) of matrices. Operands have a `width`.
+        """
         return {}
 
 
@@ -155,7 +158,9 @@ class RowLayout:
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """The names of the fields that refer to a routing or choice by its number."""
+        """The names of the operation's fields that refer to a routing or a choice by its
+        number; empty: there are none.
+        """
         return tuple(name for name in (self.routing, self.choice) if name)
 
 
@@ -163,7 +168,9 @@ _LAYOUTS: dict[str, RowLayout] = {}
 
 
 def layout_of(row: type[Operation]) -> RowLayout:
-    """Returns the layout of a row's fields; it is made once for each row."""
+    """Returns the fields of an operation class grouped by kind: operands, weights, facts (constants) and so on; it is
+    made once for each class.
+    """
     if row.name not in _LAYOUTS:
         _LAYOUTS[row.name] = _read_layout(row)
     return _LAYOUTS[row.name]

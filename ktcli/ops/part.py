@@ -40,9 +40,10 @@ class ModelPart(Enum):
 
     @property
     def is_mlp(self) -> bool:
-        """Whether the part is an MLP that every token passes. It needs its rows only, neither router nor cache: so it
-        can run at the same time as the routed experts of its layer, and on the CPU while the layer is on a GPU. Every
-        other part of a layer comes before its experts."""
+        """Whether the part is an MLP that every token passes: the shared experts or a dense MLP. It needs its rows
+        only, neither router nor cache: so it can run at the same time as the routed experts of its layer, and on the
+        CPU while the layer is on a GPU. Every other part of a layer comes before its experts.
+        """
         return self in (ModelPart.SHARED, ModelPart.DENSE_MLP)
 
 

@@ -11,11 +11,11 @@ from ktcli.ops.table.experts import Carry, Experts, SplitRouting
 
 
 def defer_experts(recording: Recording, layers: int) -> Recording:
-    """Returns the recording with the routings of the first `layers` layers with experts split into immediate and
-    deferred experts; a step says how many are deferred.
+    """Returns the recording with each token's experts split, in the first `layers` layers that have experts, into those
+    that are added at once and deferred ones; a step says how many are deferred.
 
-    Each such routing is split. Deferred experts are computed after the immediate ones, into a buffer of their own, and
-    their sum is added to that of the next layer's experts.
+    The routing of each such layer is split. Deferred experts are computed after the immediate ones, into a buffer of
+    their own, and their sum is added to that of the next layer's experts.
     """
     records: list[Record] = []
     buffers = list(recording.buffers)

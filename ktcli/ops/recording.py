@@ -53,18 +53,19 @@ class Record:
 
     @property
     def operands(self) -> tuple[View | None, ...]:
-        """The views that it reads, and may overwrite, in the order of the row's fields; None for an optional one
-        that is left out."""
+        """The views of buffers that the operation reads, and may overwrite, in the order of its fields; None for an
+        optional one that is left out.
+        """
         names = layout_of(type(self.operation)).operands
         return tuple(getattr(self.operation, name) for name in names)
 
     @property
     def views(self) -> Iterator[View]:
-        """Yields the views that it writes, then those that it reads."""
+        """An iterator over the views of buffers that the operation writes, then those that it reads."""
         return (view for view in (*self.outs, *self.operands) if view is not None)
 
     def renamed(self, to: Callable[[View], View]) -> Record:
-        """Returns the same record with each of its views replaced by `to(view)`."""
+        """Returns a copy of the recorded operation with each of its views of buffers replaced by `to(view)`."""
         names = layout_of(type(self.operation)).operands
         views = {name: getattr(self.operation, name) for name in names}
         moved = {name: to(view) for name, view in views.items() if view is not None}
@@ -105,7 +106,9 @@ class Recorder(Backend):
         return Recording(tuple(self._records), tuple(self._buffers), results)
 
     def given(self, width: int) -> View:
-        """Returns the view of a new buffer, whose rows the caller of the program writes before each run."""
+        """Returns the view of a new buffer of `width` columns, whose rows the caller of the program writes before each
+        run.
+        """
         return self._buffer(width, False)
 
     def begin_layer(self, layer: int | None) -> None:
@@ -113,7 +116,9 @@ class Recorder(Backend):
         self._layer = layer
 
     def do(self, operation: Operation) -> Value:
-        """Checks and records one operation; returns its results, views then numbers, else its first operand."""
+        """Checks and records one operation; returns the views of its result and then the indices of the routings or
+        choices it makes, as a tuple if there are several; its first operand if it makes none of these.
+        """
         choice = layout_of(type(operation)).choice
         if choice and getattr(operation, choice):
             operation = replace(operation, **{choice: self._choice})
@@ -141,7 +146,9 @@ class Recorder(Backend):
         )
 
     def grouped(self, x: View, weights: tuple[Tensor, ...]) -> Value:
-        """Records a product of each weight with its run of columns of x; returns the view of all results."""
+        """Records the product of each weight with its run of columns of x; returns the view of all products, side by
+        side.
+        """
         out = self._buffer(sum(weight.n for weight in weights), self._buffers[x.buffer].outputs)
         columns = self.split(x, *(weight.k for weight in weights))
         parts = self.split(out, *(weight.n for weight in weights))
@@ -152,7 +159,9 @@ class Recorder(Backend):
         return out
 
     def collect(self, started: View) -> Value:
-        """Returns the view that `experts` writes, as it is; records nothing."""
+        """Returns `started`, the view of the weighted sum of experts that the operation `experts` writes; records
+        nothing.
+        """
         return started
 
     def _buffer(self, width: Any, outputs: bool) -> View:
@@ -165,8 +174,9 @@ class Recorder(Backend):
 
 
 def record(forward: Callable[[Backend], Value]) -> Recording:
-    """Returns the recording of a forward pass and the summary of its logits; the results are logits, best, peaks
-    and sums."""
+    """Returns the recording of a forward pass and of the summary of its logits; its results are the views of the
+    logits, the best id of each row, and the peaks and sums of blocks of logits.
+    """
     recorder = Recorder()
     logits = forward(recorder)
     return recorder.finish(logits, *recorder.summary(logits))

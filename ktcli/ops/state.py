@@ -31,8 +31,9 @@ GQA_SPLIT_PAGES, MLA_SPLIT_PAGES = 2, 4
 
 
 def state_slots(streams: int = 1) -> int:
-    """Returns the number of state slots that `streams` sequences need at once: two for each, as a step reads one
-    and writes the other, and the snapshots."""
+    """Returns the number of memory slots for recurrent states that `streams` sequences need at once: two for each, as a
+    step reads one and writes the other, and those of the snapshots.
+    """
     return 2 * streams + SNAPSHOTS
 
 
@@ -70,27 +71,36 @@ class LayerState:
 
     @property
     def windowed(self) -> bool:
-        """Whether its positions are in window pages, which a sequence releases when its window has passed."""
+        """Whether the layer's cached positions lie in window pages, which a sequence releases when its sliding window
+        has passed.
+        """
         return self.window > 0 and self.position_elements > 0 and not self.chosen
 
     @property
     def chooses(self) -> bool:
-        """Whether a token attends to chosen positions, or to pooled rows, which are then stored as plain numbers."""
+        """Whether tokens attend in this layer to positions that an indexer chose, or to pooled rows; what the layer
+        caches is then stored as plain numbers, without the scales of an fp8 cache.
+        """
         return self.position_elements > 0 and not self.position_heads
 
     def position_bytes(self, fmt: CacheFormat) -> int:
-        """Returns the bytes of one cached position in the cache format `fmt`."""
+        """Returns the bytes that the layer caches for one position in the cache format `fmt`."""
         return fmt.bytes_of(self.position_elements, self.position_heads)
 
     def bytes_read(self, start: int, n_tokens: int, fmt: CacheFormat) -> int:
-        """Returns the bytes of the cache that a step of tokens start … start + n_tokens - 1 reads."""
+        """Returns the bytes of the layer's cache that a step reads which computes the tokens at positions start … start
+        + n_tokens
+        - 1 of a sequence.
+        """
         scales = self._positions_read(start, n_tokens) * self.position_heads
         return fmt.bytes_of(self.elements_read(start, n_tokens), scales)
 
     def elements_read(self, start: int, n_tokens: int) -> int:
-        """Returns the number of cached elements that a step of tokens start … start + n_tokens - 1 reads.
+        """Returns the number of elements of the layer's cache that a step reads which computes the tokens at positions
+        start … start + n_tokens - 1 of a sequence.
 
-        A step that ends within `chosen` positions reads everything and scores nothing."""
+        A step that ends within `chosen` positions reads everything and scores nothing.
+        """
         positions = self._positions_read(start, n_tokens)
         attended = self.position_elements - self.index_elements
         if not self._chooses(start, n_tokens):
@@ -102,8 +112,9 @@ class LayerState:
         return n_tokens + (min(start, self.window - 1) if self.window else start)
 
     def ops(self, start: int, n_tokens: int) -> int:
-        """Returns the number of operations (a multiply-add is two) against the cache of a step of tokens start …
-        start + n_tokens - 1."""
+        """Returns the number of arithmetic operations (a multiply-add is two) that a step performs on the layer's cache
+        to compute the tokens at positions start … start + n_tokens - 1 of a sequence.
+        """
         if not self._chooses(start, n_tokens):
             return self._attending_ops(start, n_tokens)
         choosing = _pairs(start, n_tokens, 0) * self.index_ops
@@ -159,8 +170,9 @@ class Scratch:
 
     @classmethod
     def of(cls, tensors: Iterable[Tensor]) -> Scratch:
-        """Returns the buffer widths that any layer with these tensors needs: inputs and outputs of its dense
-        projections."""
+        """Returns the buffer widths (columns of f32 per token) that a layer with these tensors needs for its
+        projections: `dense` is the largest number of outputs of a dense one, all others are 0.
+        """
         return cls(dense=max((t.n for t in tensors if t.role is Role.DENSE), default=0))
 
     def __or__(self, other: Scratch) -> Scratch:
@@ -176,11 +188,13 @@ class Projections:
     @property
     @abstractmethod
     def tensors(self) -> Sequence[Tensor]:
-        """Its tensors."""
+        """The declarations of the weight tensors of this part of a layer."""
 
     @property
     def scratch(self) -> Scratch:
-        """The buffer widths that its projections need in a step."""
+        """The widths (columns of f32 per token) of the buffers that the projections of this part of a layer need in a
+        step.
+        """
         return Scratch.of(self.tensors)
 
 
@@ -188,5 +202,5 @@ _WIDTHS = attrgetter(*(each.name for each in fields(Scratch)))  # as a tuple
 
 
 def largest(needs: Iterable[Scratch]) -> Scratch:
-    """Returns the least scratch whose every width is at least that of each of `needs`."""
+    """Returns buffer widths that satisfy each of `needs`: of every width, the largest."""
     return reduce(Scratch.__or__, needs, Scratch())

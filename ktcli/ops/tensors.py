@@ -71,26 +71,30 @@ class Stored:
     plus: float = 0.0
 
     def at(self, index: int) -> str:
-        """Returns the checkpoint name of matrix `index`."""
+        """Returns the name that the checkpoint gives matrix `index` of this tensor: `name` with the index in place of
+        "{e}".
+        """
         return self.name.replace("{e}", str(index))
 
     @property
     def one(self) -> tuple[int, ...]:
-        """The shape of one matrix in the checkpoint, before it is transposed and rows are chosen."""
+        """The shape of one matrix (or vector) of the checkpoint tensor, before it is transposed and rows are chosen."""
         if self.band:
             return (self.band.rows, *self.shape[1:])
         return self.shape[1:] if self.matrix else self.shape
 
     @property
     def rows(self) -> int:
-        """The number of rows that are taken of a matrix; of a vector, the number of elements."""
+        """The number of rows that are taken of each matrix of the checkpoint tensor; of a vector, the number of
+        elements.
+        """
         one = self.one
         height = prod(one[:-1]) if len(one) > 1 and not self.transposed else prod(one[-1:])
         return self.count or -(-(height - self.first) // self.step)
 
     @property
     def columns(self) -> int:
-        """The number of columns of each row that is taken; 1 for a vector."""
+        """The number of columns of the rows that are taken of the checkpoint tensor; 1 for a vector."""
         if len(self.one) < 2:
             return 1
         return prod(self.one[:-1]) if self.transposed else self.one[-1]
@@ -139,17 +143,17 @@ class Tensor:
 
     @property
     def elements(self) -> int:
-        """The number of elements of all its matrices."""
+        """The number of elements of all `count` matrices of the tensor together."""
         return self.n * self.k * self.count
 
     @property
     def layer_part(self) -> LayerPart | None:
-        """The part of a layer that it belongs to; None: it belongs to no layer."""
+        """The decoder layer, and the part of it, that the tensor belongs to; None: it belongs to no layer."""
         return None if self.layer is None else LayerPart(self.layer, self.part)
 
     @property
     def is_expert_bias(self) -> bool:
-        """Whether it holds a vector for each routed expert."""
+        """Whether the tensor holds a bias vector for each routed expert."""
         return self.role is Role.VECTOR and self.access is Access.CHOSEN
 
 
@@ -161,23 +165,26 @@ def matrix(
     role: Role = Role.DENSE,
     cut: Cut = Cut.ROWS,
 ) -> Tensor:
-    """Returns the declaration of a matrix with which every token is multiplied: the rows of the pieces, one below
-    the other."""
+    """Returns the declaration of a weight matrix with which every token is multiplied; its rows are those of the
+    checkpoint pieces, one below the other.
+    """
     n, k = sum(piece.rows for piece in pieces), pieces[0].columns
     return Tensor(name, n, k, role, (pieces,), layer=layer, cut=cut, part=part)
 
 
 def kept_whole(name: str, *pieces: Stored, layer: int | None, part: ModelPart) -> Tensor:
-    """Returns the declaration of a small matrix that decides as a router does: kept as the checkpoint has it, and not
-    shared out."""
+    """Returns the declaration of a small weight matrix, such as a router, that keeps the checkpoint's number format and
+    is not shared out among NUMA nodes; its rows are those of the checkpoint pieces.
+    """
     return matrix(name, *pieces, layer=layer, part=part, role=Role.KEPT, cut=Cut.NONE)
 
 
 def vector(
     name: str, *pieces: Stored, layer: int | None, neutral: float = 1.0, below: int = 0
 ) -> Tensor:
-    """Returns the declaration of a vector: the elements of the pieces, one behind the other; with `below`, a table
-    of one row of ids per token."""
+    """Returns the declaration of a vector made of the checkpoint pieces' elements, one behind the other; with `below`,
+    of a table of integers below it, of which a token reads one row.
+    """
     length = sum(piece.rows * piece.columns for piece in pieces)
     return Tensor(
         name,
@@ -194,8 +201,8 @@ def vector(
 
 
 def counted(tensors: Iterable[Tensor]) -> tuple[tuple[Tensor, int], ...]:
-    """Returns the first tensor of each size, in their order, with the number of tensors that are stored and read alike:
-    they differ in name, layer and sources only.
+    """Returns pairs of a tensor and the number of tensors with its size, role, part and access, itself included: those
+    differ in name, layer and sources only. The first of each kind stands for it, in their order.
     """
     found: dict[tuple[object, ...], tuple[Tensor, int]] = {}
     for each in tensors:

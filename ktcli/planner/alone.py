@@ -51,12 +51,14 @@ class Alone:
     def of(
         cls, model: Model, host: Host, request: Request, experts_on: ExpertTeams = ALL_TEAMS
     ) -> Alone:
-        """Returns the memory and speed of a model on a host, in the formats and for the use of a request."""
+        """Returns the account of a model with every layer on the CPU of a host, in the number formats and for the use
+        of a request.
+        """
         return cls(model, host, request.recipe, request.use, experts_on)
 
     @property
     def extra_bytes(self) -> int:
-        """The bytes that cutting weights between teams adds to the weights."""
+        """The bytes that cutting packed weights between the teams of threads adds to them."""
         return sum(self._extra.values())
 
     @property
@@ -65,7 +67,9 @@ class Alone:
 
     @property
     def room_bytes(self) -> int:
-        """The largest `need_bytes` that fits: into the whole memory, and into that of the node which is full first."""
+        """The most bytes that `need_bytes` may return for the model to fit: into the host's main memory, and into the
+        NUMA node that is full first.
+        """
         host = self.host
         room = host.room_bytes - self.extra_bytes
         fullest = node_room_bytes(
@@ -80,11 +84,15 @@ class Alone:
         return room if fullest is None else min(room, fullest)
 
     def context(self, asked: int | None) -> int:
-        """Returns the number of positions to reserve: `asked`, or the default context of this model and host."""
+        """Returns the number of context positions to reserve: `asked`, or the default of this model and host if it is
+        None.
+        """
         return asked or default_context(self.model, self.recipe, self.room_bytes, self.use)
 
     def need_bytes(self, context: int) -> int:
-        """Returns the bytes of weights, cache, scratch and process, without those that cutting adds."""
+        """Returns the bytes of main memory that a model with a context of `context` positions takes: weights, cache,
+        scratch and process, without what cutting weights between teams adds.
+        """
         return need_bytes(self.model, self.recipe, context, self.use)
 
     def fits(self, context: int) -> bool:
@@ -92,12 +100,15 @@ class Alone:
         return self.need_bytes(context) <= self.room_bytes
 
     def total_bytes(self, context: int) -> int:
-        """Returns the bytes of weights, cache, scratch and process, with those that cutting adds and those left
-        free."""
+        """Returns the bytes of main memory that a plan with a context of `context` positions counts: weights, cache,
+        scratch and process, what cutting weights between teams adds, and what is left free.
+        """
         return self.need_bytes(context) + self.extra_bytes + self.host.margin_bytes
 
     def node_needs(self, context: int) -> tuple[NodeNeed, ...]:
-        """Returns the bytes that each node must hold; (): no memory is bound to a node."""
+        """Returns for each NUMA node its number, the bytes that it must hold and the bytes free there; (): no memory is
+        bound to a node.
+        """
         host = self.host
         if not host.nodes:
             return ()
@@ -105,7 +116,9 @@ class Alone:
         return node_needs(self.model, self.recipe, host.teams, host.nodes, others, self.experts_on)
 
     def step_s(self, n_tokens: int, start: int = 0) -> float:
-        """Returns the predicted seconds of a step of `n_tokens` behind `start` positions."""
+        """Returns the predicted seconds of a step of `n_tokens` tokens behind `start` cached positions, with every
+        layer on the CPU.
+        """
         step = StepShape(n_tokens, start, cache=self.use.cache_format)
         works = _works(self.model, self.recipe, step, self.use)
         whole = step_seconds(works, self.model.operations, self.host.rates, n_tokens)
@@ -123,16 +136,20 @@ class Alone:
         return 1.0 + sum(more) / layers
 
     def speed(self, context: int) -> Speed:
-        """Returns the predicted speed within a context."""
+        """Returns the predicted tokens per second with a context of `context` positions: decode early in a chat and at
+        the full context, and prefill.
+        """
         return Speed.of(context, PREFILL_CHUNK, partial(self.step_s, 1), self.step_s)
 
     def decode_tok_s(self, context: int) -> float:
-        """Returns the predicted tokens per second early in a chat."""
+        """Returns the predicted decode speed early in a chat, in tokens per second, with a context of `context`
+        positions.
+        """
         return 1 / self.step_s(1, early_position(context))
 
     def lines(self, context: int) -> Iterator[Line]:
-        """Yields a plan's line for every part with its bytes and its predicted time, the largest first; then lines for
-        memory other than weights.
+        """Yields the lines of a plan with a context of `context` positions: for each part of the model its place, bytes
+        and predicted seconds, the largest part first; then lines for memory other than weights.
         """
         model, host, recipe, use = self.model, self.host, self.recipe, self.use
         spec, line = model.spec, _Timing.of(self, context).line
@@ -202,7 +219,9 @@ class _Timing:
 
 
 def slowed(host: Host, teams: Sequence[int]) -> float:
-    """Returns the factor by which a job takes longer on some of the teams than on all."""
+    """Returns how many times as long a job takes on the teams of threads with these indices as on all teams of the
+    host: the ratio of their thread counts.
+    """
     own = sum(host.teams[team].threads for team in teams)
     return sum(team.threads for team in host.teams) / max(1, own)
 

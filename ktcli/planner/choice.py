@@ -31,7 +31,8 @@ class FormatChoice:
 def choose_experts(
     model: Model, host: Host, request: Request, kept: Format | None = None
 ) -> FormatChoice:
-    """Returns the most precise format for the experts of `model` that fits the memory of `host`, and the reason.
+    """Returns the name of the most precise number format for the experts of `model` that fits the memory of `host` (the
+    smallest if none fits), and the reason as a clause. A checkpoint's own 4-bit format is kept.
 
     Args:
         request: the context, device and dense format to plan with.

@@ -75,29 +75,30 @@ class Constraints:
 
     @property
     def named(self) -> tuple[int, ...]:
-        """The numbers of the GPUs that layers must be on, in the order of the layers."""
+        """The indices of the GPUs that placement rules put layers on, in the order of the layers, each once."""
         return tuple(dict.fromkeys(int(gpu) for gpu in self.gpus if gpu != FREE))
 
     @property
     def resident(self) -> NDArray[np.bool_]:
-        """The experts that must be on a GPU, [MoE layers, E]."""
+        """Which experts placement rules put on a GPU, bool [MoE layers, E]."""
         found: NDArray[np.bool_] = self.experts == _ON_GPU
         return found
 
     @property
     def free(self) -> NDArray[np.bool_]:
-        """The experts that no rule places, [MoE layers, E]."""
+        """Which experts no placement rule places, bool [MoE layers, E]."""
         found: NDArray[np.bool_] = self.experts == FREE
         return found
 
     def allowed(self, gpu: int) -> NDArray[np.bool_]:
-        """Returns which layers may be on a GPU, [L]."""
+        """Returns which layers placement rules allow on the GPU with this index, bool [L]."""
         found: NDArray[np.bool_] = (self.gpus == FREE) | (self.gpus == gpu)
         return found
 
 
 def constraints_of(rules: PlacementRules, model: Model, recipe: Recipe) -> Constraints:
-    """Returns the constraints of placement rules on a plan of `model` in the formats of `recipe`.
+    """Returns what placement rules decide about a plan of `model` in the formats of `recipe`: the GPU of each layer,
+    the place of each expert, NUMA nodes and rows of kernels.
 
     Raises:
         UsageError: a rule matches nothing, asks for a format that the conversion does not have, or for a placement that

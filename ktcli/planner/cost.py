@@ -54,7 +54,9 @@ class Rates:
     operation_s: float = OPERATION_S
 
     def reached(self, unit: Unit, n_tokens: int) -> float:
-        """Returns the operations per second that the engine's own loop of this kind reaches."""
+        """Returns the operations per second (multiply and add are two) that the engine's loop of the kind `unit`
+        reaches in a step of `n_tokens` tokens: a share of the peak.
+        """
         peak = self.int8_ops if unit is Unit.INT8 else self.bf16_ops
         if not self.tiles:
             return peak * PEAK_SHARE[unit]
@@ -137,17 +139,19 @@ _ASSUMED_HZ = 2.5e9  # all cores busy with wide vectors; server CPUs lie between
 
 
 def assumed_read_bps(threads: float, nodes: int = 1) -> float:
-    """Returns a cautious bandwidth, bytes per second, of `threads` threads that read from the memory of `nodes`
-    nodes alike.
+    """Returns a cautiously assumed memory bandwidth, in bytes per second, of `threads` threads that read from the
+    memory of `nodes` NUMA nodes alike.
 
-    A node has at least two memory channels, about 50 GB/s; CPUs with many cores come with more
-    channels, about 4 GB/s per core. Only one of several nodes counts: most reads cross the link between them.
+    A node has at least two memory channels, about 50 GB/s; CPUs with many cores come with more channels, about 4 GB/s
+    per core. Only one of several nodes counts: most reads cross the link between them.
     """
     return min(CORE_READ_BPS * threads, max(50e9, 4e9 * threads / nodes), 300e9)
 
 
 def assumed_rates(isa: str, cores: float, read_bps: float) -> Rates:
-    """Returns cautious rates of `cores` cores of a CPU that nobody has measured."""
+    """Returns cautiously assumed memory bandwidth and operations per second of `cores` cores of a CPU that was not
+    measured, with the row of kernels `isa`.
+    """
     row = ROWS.get(isa, ROWS["portable"])
     tiles = has_tiles(isa)
     basis = f"assumed for {cores:g} cores with {isa}; kt doctor --measure replaces this with a measurement"
@@ -162,12 +166,12 @@ def assumed_rates(isa: str, cores: float, read_bps: float) -> Rates:
 
 
 def has_tiles(isa: str) -> bool:
-    """Returns whether a row of kernels multiplies with AMX tiles."""
+    """Returns whether the row of CPU kernels called `isa` multiplies with AMX tiles; False for an unknown name."""
     return "amx_tile" in ROWS[isa].flags if isa in ROWS else False
 
 
 def seconds(work: PartWork, rates: Rates, n_tokens: int) -> float:
-    """Returns the predicted seconds of one part of a step of `n_tokens` tokens."""
+    """Returns the predicted seconds that a CPU with these rates takes for one part of a step of `n_tokens` tokens."""
     ops = work.ops + (DECODE_OPS * work.read_bytes if work.unit is Unit.CODES else 0)
     return float(product_seconds(rates, work.unit, work.read_bytes, ops, n_tokens))
 
@@ -175,8 +179,9 @@ def seconds(work: PartWork, rates: Rates, n_tokens: int) -> float:
 def product_seconds(
     rates: Rates, unit: Unit, read_bytes: F64, ops: F64, n_tokens: int
 ) -> NDArray[np.float64]:
-    """Returns the predicted seconds of products, or of as many as there are elements, with `n_tokens` tokens, from the
-    bytes that are read and all operations."""
+    """Returns the predicted seconds of matrix products with `n_tokens` tokens on a CPU, f64 in the shape of the
+    operands: from the bytes of weights that are read, and all operations.
+    """
     reading = read_bytes / (rates.read_bps * READ_SHARE)
     return np.asarray(_together(reading, ops / rates.reached(unit, n_tokens), n_tokens))
 
@@ -190,13 +195,14 @@ def _together(reading: F64, computing: F64, n_tokens: int) -> F64:
 
 
 def operation_seconds(threads: int) -> float:
-    """Returns the seconds that `threads` threads take to enter and leave one operation of a program."""
+    """Returns the assumed seconds that `threads` threads take to enter and leave one operation of a program."""
     return ALONE_S if threads == 1 else OPERATION_S
 
 
 def step_seconds(works: Iterable[PartWork], operations: int, rates: Rates, n_tokens: int) -> float:
-    """Returns the predicted seconds of a whole step: its parts run one after the other, in `operations` operations
-    of a program."""
+    """Returns the predicted seconds of a whole step of `n_tokens` tokens on the CPU: its parts run one after the other,
+    in `operations` operations of a program.
+    """
     parts = sum(seconds(work, rates, n_tokens) for work in works)
     return parts + STEP_S + operations * rates.operation_s
 
@@ -204,8 +210,8 @@ def step_seconds(works: Iterable[PartWork], operations: int, rates: Rates, n_tok
 def row_seconds(
     model: Model, recipe: Recipe, rates: Rates, most: int, cache: CacheFormat = BF16
 ) -> tuple[float, ...]:
-    """Returns the modelled seconds of decode steps of 1 to `most` rows, all with logits; so few rows stream the
-    weights as one does.
+    """Returns the modelled seconds of decode steps of 1, 2, … `most` rows (one token of a sequence each), all with
+    logits; so few rows stream the weights as one does.
 
     Powers of two and `most` are modelled, what lies between them is interpolated.
     """
@@ -232,22 +238,25 @@ class PieceTimes:
     def seconds(
         self, answers: int, tokens: NDArray[np.float64], start: float
     ) -> NDArray[np.float64]:
-        """Returns the modelled seconds of steps of `answers` answers that also read `tokens` tokens of a prompt
-        from position `start` on, one for each element of `tokens`."""
+        """Returns the modelled seconds of steps that decode a token of each of `answers` sequences and read `tokens`
+        tokens of a prompt from position `start` on; f64, one for each element of `tokens`.
+        """
         first_s = np.interp(answers + tokens, self.tokens, self.first_s)
         return np.asarray(first_s + self.position_s * tokens * start, dtype=np.float64)
 
     @staticmethod
     def assumed(most: int) -> PieceTimes:
-        """Returns times for an engine that nobody modelled: a pass over the weights costs what `PASS_TOKENS` tokens
-        do."""
+        """Returns times of steps of up to `most` tokens for an engine that nobody modelled, with a pass over the
+        weights as the unit: every `PASS_TOKENS` tokens cost as much as that pass.
+        """
         return PieceTimes((1, most + 1), (1.0, 1.0 + most / PASS_TOKENS), 0.0)
 
 
 def piece_times(
     model: Model, recipe: Recipe, rates: Rates, most: int, context: int, cache: CacheFormat = BF16
 ) -> PieceTimes:
-    """Returns the modelled times of steps that read pieces of powers of two from 1 to `most` tokens.
+    """Returns the modelled times of steps that read pieces of a prompt, for pieces of each power of two up to `most`
+    tokens and of `most`.
 
     Few tokens reach most experts, and cost a pass over the weights.
 

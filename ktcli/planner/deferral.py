@@ -38,7 +38,7 @@ class Times:
 
 
 def require(depth: int | None, top_k: int) -> None:
-    """Raises UsageError for a depth of deferral that the model cannot have.
+    """Raises an error unless `depth` of a token's `top_k` experts can be deferred by one layer; None passes.
 
     Raises:
         UsageError: fewer than `IMMEDIATE` of a token's experts would be left.
@@ -51,20 +51,25 @@ def require(depth: int | None, top_k: int) -> None:
 
 
 def limit(hits: float, top_k: int) -> int:
-    """Returns the most experts that may be deferred when `hits` of the `top_k` chosen ones are expected on the CPU."""
+    """Returns the most of a token's experts that may be deferred by one layer when `hits` of its `top_k` chosen ones
+    are expected on the CPU.
+    """
     return max(0, min(floor(hits + _EPS) - IMMEDIATE, top_k // 2))
 
 
 def saturating(times: Times) -> int:
-    """Returns the least number n of deferred experts with n t_e >= T_g, which is enough to keep the CPU busy."""
+    """Returns the least number n of deferred experts with n t_e >= T_g: so many keep the CPU busy while the GPU
+    computes the rest of a layer. 0 if an expert takes no time.
+    """
     return ceil(times.device_s / times.expert_s - _EPS) if times.expert_s > 0 else 0
 
 
 def depth(times: Times, hits: float, top_k: int) -> int:
-    """Returns the number of experts to defer: as few as reach the best time that is allowed.
+    """Returns the number of a token's experts to defer by one layer: as few as reach the best predicted time that is
+    allowed.
 
-    That is `saturating` within `limit`; fewer where shared experts hide the rest, and 0 where a step is
-    no faster with deferral.
+    That is `saturating` within `limit`; fewer where shared experts hide the rest, and 0 where a step is no faster with
+    deferral.
     """
     most = min(limit(hits, top_k), saturating(times))
     best = layer_seconds(times, hits, most) * (1 + _EPS)
@@ -72,12 +77,16 @@ def depth(times: Times, hits: float, top_k: int) -> int:
 
 
 def deferred(hits: float, n: int) -> float:
-    """Returns the expected number of a token's `hits` that are deferred at depth n."""
+    """Returns the expected number of a token's `hits` experts on the CPU that are deferred by one layer when up to n
+    may be; at least `IMMEDIATE` are not.
+    """
     return min(float(n), max(0.0, hits - IMMEDIATE))
 
 
 def layer_seconds(times: Times, hits: float, n: int = 0) -> float:
-    """Returns the seconds of one MoE layer in the steady state, with n experts deferred."""
+    """Returns the predicted seconds of one MoE layer at decode in the steady state, with `hits` experts of a token on
+    the CPU and up to n of them deferred.
+    """
     busy, deferred_s = hits * times.expert_s, deferred(hits, n) * times.expert_s
     if deferred_s == 0.0:
         return times.device_s + max(busy, times.shared_s)
@@ -85,8 +94,9 @@ def layer_seconds(times: Times, hits: float, n: int = 0) -> float:
 
 
 def context_buckets(context: int) -> tuple[int, ...]:
-    """Returns the positions from which on the depth is chosen anew: 0, then 2048 and every fourfold up to the
-    context."""
+    """Returns the ascending positions from each of which the depth of deferral is chosen anew: 0, 2048, and four times
+    the last as long as it is below `context`.
+    """
     starts = [0]
     step = 2048
     while step < context:
@@ -96,8 +106,8 @@ def context_buckets(context: int) -> tuple[int, ...]:
 
 
 def depth_at(depths: tuple[tuple[int, int], ...], position: int) -> int:
-    """Returns the depth of deferral at a position, from (position, depth) pairs that hold from their position on, the
-    first from 0 on.
+    """Returns the depth of deferral (experts of a token) at a position, from (position, depth) pairs that hold from
+    their position on, the first from 0 on.
     """
     at = len(depths) - 1
     while depths[at][0] > position:

@@ -61,16 +61,18 @@ class Budget:
 
     @property
     def experts_bytes(self) -> int:
-        """The bytes of the GPU's memory that experts may take."""
+        """The bytes of the GPU's memory that experts may take; negative if the other parts do not fit."""
         return self.limit_bytes - self.need.total
 
     @property
     def fits(self) -> bool:
-        """Whether all parts but the experts fit within the limit."""
+        """Whether all parts of the model that must lie on the GPU, without experts, fit within the limit."""
         return self.experts_bytes >= 0
 
     def without_stream(self) -> Budget:
-        """Returns the budget with nothing set aside for streaming: for a model whose experts all fit."""
+        """Returns the budget of the GPU's memory with no bytes set aside for streaming experts: for a model whose
+        experts all fit.
+        """
         return replace(self, need=replace(self.need, stream=0), stream_experts=0)
 
 
@@ -115,11 +117,11 @@ class DeviceSizes:
         layers: range | None = None,
         outputs: int = 0,
     ) -> DeviceSizes:
-        """Returns the sizes of some layers; None: of all.
+        """Returns the bytes that some layers of a model take on a GPU, part by part; `layers` None: all layers.
 
-        Activations per token, in f32, are the residual stream, its norm and two sums; the widest product and
-        what follows it; gate, up and activation of the chosen experts; a residual of streams, before and after
-        a block and normed.
+        Activations per token, in f32, are the residual stream, its norm and two sums; the widest product and what
+        follows it; gate, up and activation of the chosen experts; a residual of streams, before and after a block and
+        normed.
         """
         scratch = spec.scratch
         layers = range(spec.layers) if layers is None else layers
@@ -142,16 +144,19 @@ class DeviceSizes:
         )
 
     def step_bytes(self, n_tokens: int, context: int) -> int:
-        """Returns the bytes of a chunk's workspace: activations, the causal mask (a byte per pair), a row of logits
-        of each sequence, or those of all outputs twice: as they are computed, and as they are copied."""
+        """Returns the bytes of a GPU's workspace for a chunk of `n_tokens` tokens: activations, the causal mask (a byte
+        per pair), a row of logits of each sequence, or those of all outputs twice: as they are computed, and as they
+        are copied.
+        """
         rows = max(self.streams, 2 * self.outputs)
         fixed = rows * self.logits_bytes + (EXPANDED_BYTES if self.expands else 0)
         return n_tokens * (self.token_bytes + context) + fixed
 
     def graph_bytes(self, context: int) -> int:
-        """Returns the bytes of captured steps: that of one sequence, and what those of several take beside it. Each
-        has its own inputs and results, of which logits are almost all; the steps themselves work in the same
-        memory, on logits in four forms."""
+        """Returns the bytes of a GPU's memory for captured decode steps (CUDA graphs): that of one sequence, and what
+        those of several take beside it. Each has its own inputs and results, of which logits are almost all; the steps
+        themselves work in the same memory, on logits in four forms.
+        """
         *_, most = sizes = captured_sizes(self.streams)
         if most == 1:
             return GRAPH_BYTES
@@ -161,15 +166,18 @@ class DeviceSizes:
 
     @property
     def buffer_bytes(self) -> int:
-        """The bytes of one stream buffer: the experts of a layer, or as many of them as BUFFER_BYTES hold."""
+        """The bytes of one of the two buffers that experts are streamed through: all experts of a layer, or as many as
+        BUFFER_BYTES hold, at least one; 0 without experts.
+        """
         if not self.expert_bytes:
             return 0
         return min(self.layer_bytes, max(1, BUFFER_BYTES // self.expert_bytes) * self.expert_bytes)
 
 
 def captured_sizes(streams: int) -> tuple[int, ...]:
-    """Returns the numbers of sequences for which decode steps are captured, when up to `streams` are decoded
-    together."""
+    """Returns the batch sizes (numbers of sequences) for which decode steps are captured as CUDA graphs, ascending,
+    when up to `streams` sequences are decoded together.
+    """
     return tuple(size for i, size in enumerate(CAPTURED) if not i or CAPTURED[i - 1] < streams)
 
 
@@ -187,7 +195,8 @@ def share_out(
     limit: int | None = None,
     longest: int | None = None,
 ) -> Budget:
-    """Returns how a GPU's memory is shared out for a context before experts are chosen.
+    """Returns how a GPU's memory is shared out between weights, cache, workspace, stream buffers and experts for a
+    context, before experts are chosen.
 
     Args:
         context: the positions of the cache.
@@ -238,15 +247,18 @@ def _least_need(sizes: DeviceSizes, gpu: Gpu, context: int, cache: int) -> Vram:
 def cache_bytes(
     spec: Spec, context: int, chunk: int, streams: int = 1, cache: CacheFormat = BF16
 ) -> int:
-    """Returns the bytes of the cache of `streams` sequences whose steps have up to `chunk` tokens, with one page of
-    each kind and one state more for rows of a step that belong to none."""
+    """Returns the bytes of the KV cache and states of `streams` sequences whose steps have up to `chunk` tokens, with
+    one page of each kind and one state more for rows of a step that belong to no sequence.
+    """
     scratch = PAGE_TOKENS * kv_bytes_per_token(spec, cache)
     pages = Use(streams=streams, cache=cache.name).cache_bytes(spec, context, chunk)
     return pages + scratch + states_bytes(spec, streams)
 
 
 def states_bytes(spec: Spec, streams: int = 1) -> int:
-    """Returns the bytes of the states that layers keep of sequences whatever their length, with one state more."""
+    """Returns the bytes of the states that layers keep of `streams` sequences whatever their length, with one state
+    more for rows of a step that belong to no sequence.
+    """
     return sequence_bytes(spec, streams) + spec.sequence_elements * F32_BYTES
 
 
@@ -255,5 +267,7 @@ def _pages(context: int) -> int:
 
 
 def chunk_limit(context: int) -> int:
-    """Returns the tokens of the longest chunk worth having: CHUNK_LIMIT, or the context in whole grains."""
+    """Returns the tokens of the longest chunk of a prompt worth having: CHUNK_LIMIT, or the context rounded down to a
+    multiple of GRAIN.
+    """
     return max(min(CHUNK_LIMIT, context // GRAIN * GRAIN), min(PREFILL_CHUNK, context))

@@ -52,7 +52,8 @@ MEASURED_AT = 512  # positions in the cache when T_g is measured
 
 
 def router_kernels(n_tokens: int, experts: int, hidden: int, *, is_split: bool = False) -> int:
-    """Returns the number of kernels of a layer's router and its choice, in a step of `n_tokens` rows.
+    """Returns the number of GPU kernels that compute a layer's router logits and choose its experts, in a step of
+    `n_tokens` rows.
 
     Args:
         is_split: whether not all of its product are logits of experts.
@@ -82,7 +83,9 @@ class DeviceRates:
 
 
 def device_rates(gpu: Gpu) -> DeviceRates:
-    """Returns the measured rates of a GPU, else those of the data sheet and of the link on paper."""
+    """Returns the rates of a GPU (memory bandwidth, bf16 operations and copied bytes per second): measured ones, else
+    those of the data sheet and of the link on paper.
+    """
     sheet = data_sheet(gpu)
     words = []
     if gpu.read_bps is None or gpu.bf16_ops is None:
@@ -101,7 +104,9 @@ def device_rates(gpu: Gpu) -> DeviceRates:
 
 
 def slowest(each: Sequence[DeviceRates]) -> DeviceRates:
-    """Returns the rates that every one of several GPUs reaches."""
+    """Returns the rates that every one of several GPUs reaches: the lowest bandwidth, operations and copies per second
+    among them.
+    """
     bases = dict.fromkeys(rates.basis for rates in each)
     return DeviceRates(
         read_bps=min(rates.read_bps for rates in each),
@@ -135,24 +140,26 @@ class Hybrid:
     cpu_slower: tuple[float, ...] = ()
 
     def by_layer(self, values: tuple[float, ...] | tuple[int, ...]) -> F64Array:
-        """Returns values of MoE layers spread over all layers, zero elsewhere, [L]."""
+        """Returns one value for each of the model's layers, f64 [L]: `values` in the MoE layers, in their order, and 0
+        in the others.
+        """
         found = np.zeros(self.stack.layers)
         found[self.stack.moe] = values
         return found
 
     @property
     def experts(self) -> F64Array:
-        """The number of experts of each layer, [L]."""
+        """The number of routed experts of each layer, f64 [L]; 0 in dense layers."""
         return self.by_layer((self.stack.experts,) * len(self.stack.moe))
 
     @property
     def k_cpu(self) -> F64Array:
-        """The expected number of a token's experts on the CPU, in each layer, [L]."""
+        """The expected number of a token's experts on the CPU in each layer, f64 [L]; 0 in dense layers."""
         return self.by_layer(self.hits.k_cpu)
 
     @property
     def k_gpu(self) -> F64Array:
-        """The expected number of a token's experts on the GPU, in each layer, [L]."""
+        """The expected number of a token's experts on the GPU in each layer, f64 [L]; 0 in dense layers."""
         return np.where(self.by_layer(self.resident) > 0, self.stack.top_k - self.k_cpu, 0.0)
 
     def _kernels(self, n_tokens: int) -> tuple[F64Array, F64Array]:
@@ -172,8 +179,9 @@ class Hybrid:
     # --- decode -----------------------------------------------------------------------------------
 
     def layers(self, position: int, answers: int = 1) -> list[Layer]:
-        """Returns the times of the layers, for the simulation, in a decode step of `answers` sequences at
-        `position`."""
+        """Returns for each layer the predicted seconds of its pieces of work on GPU and CPU, the input of `simulate`,
+        in a decode step of `answers` sequences at `position`.
+        """
         stack, rates, n = self.stack, self.device, answers
         products = self._products(stack.before, n), self._products(stack.beside, n)
         kernels = self._kernels(n)
@@ -199,7 +207,9 @@ class Hybrid:
         return touched(resident, self.k_gpu, answers), touched(left, self.k_cpu, answers)
 
     def times(self, position: int) -> Times:
-        """Returns t_e, T_g and T_s of the average layer with experts on the CPU; zeros if there is none."""
+        """Returns the mean seconds per layer, of those with experts on the CPU, at decode of one token at `position`:
+        t_e, T_g and T_s (see `Times`); zeros if there is no such layer.
+        """
         found = [layer for layer in self.layers(position) if layer.hits > 0]
         if not found:
             return Times(0.0, 0.0)
@@ -211,13 +221,15 @@ class Hybrid:
         )
 
     def mean_hits(self) -> float:
-        """Returns the mean number of a token's experts on the CPU, over the layers that have some there."""
+        """Returns the mean number of a token's experts that are on the CPU, over the layers that have some there; 0.0
+        if none has.
+        """
         some = [hits for hits in self.hits.k_cpu if hits > 0]
         return sum(some) / len(some) if some else 0.0
 
     @property
     def expert_s(self) -> list[float]:
-        """The seconds t_e of one expert on the CPU in each layer, by the roofline."""
+        """The predicted seconds of one expert for one token on the CPU (t_e), for each layer, L numbers."""
         unit, expert = self.stack.expert_unit, self.stack.expert
         cache: dict[tuple[float, float], float] = {}
         for size, ops in zip(expert.size_bytes.tolist(), expert.ops.tolist(), strict=True):
@@ -230,20 +242,25 @@ class Hybrid:
         return [a * b for a, b in zip(found, self.cpu_slower or [1.0] * len(found), strict=True)]
 
     def apart_s(self, n_tokens: int) -> F64Array:
-        """Returns the CPU's seconds for each layer's MLP in main memory, in a step of `n_tokens` rows, [L]."""
+        """Returns the CPU's predicted seconds for each layer's shared experts or dense MLP in main memory, in a step of
+        `n_tokens` rows, f64 [L]; 0 where they are on the GPU.
+        """
         load, unit = self.stack.apart, self.stack.apart_unit
         return product_seconds(self.cpu, unit, load.size_bytes, n_tokens * load.ops, n_tokens)
 
     def head_s(self, answers: int = 1) -> float:
-        """Returns the seconds of the graphs' launches, the output head, the copy of the logits, and the borders
-        between GPUs."""
+        """Returns the predicted seconds of a decode step beside its layers: the graphs' launches, the output head, the
+        copy of the logits, and the borders between GPUs.
+        """
         head, rates = self.stack.head, self.device
         reading = head.read_bytes / (rates.read_bps * READ_SHARE)
         copying = answers * 4 * self.stack.outputs / rates.copy_bps
         return self.gpus * LAUNCH_S + (self.gpus - 1) * BORDER_S + reading + copying
 
     def cache_s(self, position: int) -> float:
-        """Returns the seconds of one layer's attention over `position` cached positions."""
+        """Returns the predicted seconds of an average layer's attention on the GPU, for one token over `position`
+        cached positions.
+        """
         return self._cache_s(position - 1, 1)
 
     def _cache_s(self, start: int, n_tokens: int) -> float:
@@ -253,7 +270,9 @@ class Hybrid:
         return max(reading, ops / (self.device.bf16_ops * ATTENTION_SHARE))
 
     def part_s(self, work: PartWork) -> float:
-        """Returns the seconds that one part of a step takes on the GPU by itself."""
+        """Returns the predicted seconds that one part of a step takes on the GPU by itself: of reading its bytes and
+        its operations, the slower.
+        """
         attends = work.unit in (Unit.ATTENTION, Unit.CODES)
         share = ATTENTION_SHARE if attends else GEMM_SHARE
         reading = work.read_bytes / (self.device.read_bps * READ_SHARE)
@@ -269,7 +288,9 @@ class Hybrid:
         return HANDOFF_S + 4 * n_tokens * self.stack.hidden / self.device.copy_bps
 
     def handover_s(self, n_tokens: int) -> float:
-        """Returns the seconds that one layer's way to the CPU's experts and back takes."""
+        """Returns the predicted seconds to send one layer's inputs of `n_tokens` tokens from the GPU to the CPU's
+        experts and to fetch their sums.
+        """
         return self._send_s(n_tokens) + self._fetch_s(n_tokens)
 
     def _as_measured(self, found: list[Layer], position: int) -> list[Layer]:
@@ -296,8 +317,9 @@ class Hybrid:
     # --- prefill ----------------------------------------------------------------------------------
 
     def device_chunk_s(self, n_tokens: int, start: int) -> tuple[F64Array, F64Array]:
-        """Returns the seconds of each layer's parts before the experts and beside them, on the GPU, for a chunk;
-        [L] each."""
+        """Returns the GPU's predicted seconds in each layer for a chunk of `n_tokens` tokens behind `start` positions:
+        of the parts before the experts, and of those beside the experts; f64 [L] each.
+        """
         stack, cache = self.stack, self._cache_s(start, n_tokens)
         kernels = self._kernels(n_tokens)
         before = self._products(stack.before, n_tokens) + cache + kernels[0] * PREFILL_LAUNCH_S
@@ -305,8 +327,10 @@ class Hybrid:
         return before, beside
 
     def experts_chunk_s(self, n_tokens: int, hits: F64Array, experts: F64Array) -> F64Array:
-        """Returns the seconds of each layer for `experts` [L] on the GPU that `hits` [L] per token go to: tiles of
-        the packed weights are read, decoded where they are used, and multiplied."""
+        """Returns the GPU's predicted seconds in each layer, f64 [L], for `experts` [L] on it that a token chooses
+        `hits` [L] of, in a chunk of `n_tokens` tokens: tiles of the packed weights are read, decoded where they are
+        used, and multiplied.
+        """
         rates, expert = self.device, self.stack.expert
         passed = touched(experts, hits, n_tokens) * expert.size_bytes
         computing = n_tokens * hits * expert.ops / min(rates.bf16_ops * TILE_SHARE, TILE_OPS)

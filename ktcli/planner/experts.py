@@ -48,12 +48,12 @@ class Room:
 
     @property
     def all_bytes(self) -> int:
-        """The bytes of all experts of all MoE layers."""
+        """The bytes of all routed experts of all MoE layers."""
         return sum(self.sizes) * self.experts
 
     @property
     def empty(self) -> Mask:
-        """The mask with no expert on the GPU."""
+        """The mask with no expert on the GPU: bool [MoE layers, E], all False."""
         return np.zeros((len(self.sizes), self.experts), np.bool_)
 
 
@@ -87,7 +87,8 @@ class Hits:
 def choose(
     choice: ExpertChoice, heat: Heat | None, room: Room, most: float = 1.0
 ) -> ResidentChoice:
-    """Returns the mask that `choice` names; None: all experts if they fit, else hot with a heat map, else uniform.
+    """Returns the experts that `choice` places on the GPU, as a bool mask [MoE layers, E] with the rule and a reason.
+    None: all experts if they fit, else hot with a heat map, else uniform.
 
     Args:
         most: the share of all chosen experts beyond which more on the GPU would not help, where nobody wishes for them.
@@ -130,7 +131,9 @@ def choose(
 
 
 def uniform(count: int, room: Room) -> Mask:
-    """Returns the mask with `count` experts in each layer, at even distances."""
+    """Returns the mask, bool [MoE layers, E], that places `count` experts of each layer on the GPU, their ids at even
+    distances.
+    """
     mask = room.empty
     mask[:, np.arange(count) * room.experts // max(1, count)] = True
     return mask
@@ -149,8 +152,9 @@ def _weights(heat: Heat | None, shape: tuple[int, ...]) -> NDArray[np.float64]:
 
 
 def hits(mask: Mask, top_k: int, heat: Heat | None = None) -> Hits:
-    """Returns the expected hits on CPU and GPU under a mask; an expert that the heat map never saw counts as half a
-    hit."""
+    """Returns the expected number of a token's `top_k` experts on the CPU in each MoE layer, and the share of all
+    chosen experts on the GPU, under a mask; an expert that the heat map never saw counts as half a hit.
+    """
     layers, experts = mask.shape
     weights = _weights(heat, mask.shape)
     on_gpu = np.where(mask, weights, 0.0).sum(axis=1) / weights.sum(axis=1)
@@ -162,15 +166,17 @@ def hits(mask: Mask, top_k: int, heat: Heat | None = None) -> Hits:
 def touched(
     experts: NDArray[np.float64] | float, hits: NDArray[np.float64] | float, n_tokens: int
 ) -> NDArray[np.float64]:
-    """Returns the expected number of experts, of `experts` equally likely ones, that at least one of `n_tokens`
-    tokens chooses, where a token chooses `hits` of them on average; layer by layer."""
+    """Returns the expected number of experts, of `experts` equally likely ones, that at least one of `n_tokens` tokens
+    chooses, where a token chooses `hits` of them on average; f64, element by element if these are arrays.
+    """
     share = np.minimum(1.0, hits / np.maximum(experts, 1.0))
     found: NDArray[np.float64] = experts * (1.0 - (1.0 - share) ** n_tokens)
     return found
 
 
 def parse_mask(text: str, layers: int, experts: int) -> Mask:
-    """Returns the mask in a text: one line per MoE layer, "0-15,32"; empty: none; "#" begins a comment.
+    """Returns the mask of experts on the GPU, bool [layers, experts], in a text: one line of expert ids per MoE layer,
+    "0-15,32"; an empty line: none; "#" begins a comment.
 
     Raises:
         UsageError: other lines, or ids that the model does not have.

@@ -35,10 +35,10 @@ class Expression:
 
     @classmethod
     def parse(cls, text: str) -> Expression:
-        """Returns the expression in a text.
+        """Returns the regular expression in a text, read for searching.
 
         Raises:
-            NotAnExpression: it is none, or has something that is not known here.
+            NotAnExpression: the text is not a regular expression, or uses a construct that is not supported here.
         """
         if len(text) > _MOST_CHARS:
             raise NotAnExpression(f"it is longer than {_MOST_CHARS} characters")
@@ -49,7 +49,7 @@ class Expression:
         return cls(node)
 
     def occurs(self, text: str) -> bool:
-        """Returns whether the expression matches somewhere in a text."""
+        """Returns whether the regular expression matches anywhere in a text."""
         return bool(self._node(text, frozenset(range(len(text) + 1))))
 
 

@@ -65,7 +65,9 @@ class Forecast:
 
     @classmethod
     def of(cls, model: Model, recipe: Recipe, known: Known) -> Forecast:
-        """Returns the forecast of a model from rates and a mask."""
+        """Returns the predicted step times of a model with a GPU, for given rates of CPU and GPU and a given mask of
+        the experts on the GPU.
+        """
         stack = stack_of(model, recipe, known.cache, known.adapters, known.apart)
         hits = experts.hits(known.mask, stack.top_k, known.heat)
         resident = tuple(int(n) for n in known.mask.sum(axis=1))
@@ -75,12 +77,13 @@ class Forecast:
 
     @property
     def hybrid(self) -> Hybrid:
-        """The predicted times of the layers that CPU and GPU share."""
+        """The predicted times of the model's layers, whose work the CPU and the GPU share."""
         return self.prefill.hybrid
 
     def decode_s(self, position: int, depth: int = 0, answers: int = 1) -> float:
-        """Returns the seconds of a decode step of `answers` sequences at `position`, CPU and GPU working at the
-        same time."""
+        """Returns the predicted seconds of a decode step of `answers` sequences at `position` with `depth` experts of a
+        token deferred, CPU and GPU working at the same time.
+        """
         hybrid = self.hybrid
         layers, hits = hybrid.layers(position, answers), hybrid.mean_hits()
         if answers > 1 and hits:  # each answer defers some of its own
@@ -89,13 +92,15 @@ class Forecast:
         return simulate(layers, depth, hybrid.head_s(answers)).step_s
 
     def prefill_s(self, n_tokens: int, threshold: int, start: int = 0) -> float:
-        """Returns the seconds of a prompt's next `n_tokens` tokens, with `start` positions before them in the
-        cache."""
+        """Returns the predicted seconds of a prompt's next `n_tokens` tokens, with `start` positions before them in the
+        cache; chunks of at least `threshold` tokens are streamed.
+        """
         whole = self.prefill.seconds(start + n_tokens, threshold)
         return whole - self.prefill.seconds(start, threshold)
 
     def on_demand_s(self, n_tokens: int, start: int, *, may_compute: bool) -> float:
-        """Returns the seconds of a step in which one phase comes after the other, without a graph.
+        """Returns the predicted seconds of a step of `n_tokens` tokens at `start` that brings the chosen experts in
+        main memory to the GPU one by one, one phase after the other, without a graph.
 
         Args:
             may_compute: whether the CPU computes an expert where that is faster; else all are fetched.
@@ -115,13 +120,15 @@ class Forecast:
     # --- one expert in main memory ------------------------------------------------------------------
 
     def compute_s(self, n_tokens: int) -> float:
-        """Returns the seconds of `n_tokens` tokens through one expert on the CPU."""
+        """Returns the predicted seconds of `n_tokens` tokens through one expert, the largest, on the CPU."""
         hybrid, (size, ops) = self.hybrid, self._expert()
         unit = hybrid.stack.expert_unit
         return float(product_seconds(hybrid.cpu, unit, size, n_tokens * ops, n_tokens))
 
     def fetch_s(self, n_tokens: int) -> float:
-        """Returns the seconds to bring one expert to the GPU and to run `n_tokens` tokens through it there."""
+        """Returns the predicted seconds to copy one expert, the largest, to the GPU and to run `n_tokens` tokens
+        through it there.
+        """
         device, (size, ops) = self.hybrid.device, self._expert()
         reading = size / (device.read_bps * READ_SHARE)
         computing = n_tokens * ops / (device.bf16_ops * TILE_SHARE)
@@ -129,7 +136,9 @@ class Forecast:
         return size / self.prefill.copy_bps + max(reading, computing) + launches
 
     def is_faster_on_cpu(self, n_tokens: int) -> bool:
-        """Returns whether the CPU computes `n_tokens` tokens of an expert in main memory sooner than the GPU."""
+        """Returns whether the CPU is predicted to compute `n_tokens` tokens of an expert in main memory no later than
+        the GPU, which has to fetch it.
+        """
         return self.compute_s(n_tokens) <= self.fetch_s(n_tokens)
 
     def _expert(self) -> tuple[float, float]:
@@ -139,7 +148,9 @@ class Forecast:
 
 
 def forecast(model: Model, plan: Plan, device: DevicePlan) -> Forecast:
-    """Returns the forecast with the rates and the mask of a plan."""
+    """Returns the predicted step times of a model with the rates, the mask of experts on the GPU and the buffers of a
+    plan.
+    """
     known = Known(
         plan.host.rates,
         device.rates,

@@ -61,26 +61,28 @@ class Host:
 
     @property
     def margin_bytes(self) -> int:
-        """The bytes of memory that a plan leaves free."""
+        """The bytes of main memory that a plan leaves free on this machine."""
         return memory.margin_bytes(self.total_bytes)
 
     @property
     def room_bytes(self) -> int:
-        """The bytes of memory that a plan may use."""
+        """The bytes of main memory that a plan may use: those available, less those left free; may be negative."""
         return self.available_bytes - self.margin_bytes
 
     @property
     def spread_words(self) -> str:
-        """Where memory lies that all teams share, for people."""
+        """A phrase for the place of memory that all teams of threads share: "memory", or "nodes 0-1, interleaved"."""
         return f"{node_words(self.nodes)}, interleaved" if self.nodes else "memory"
 
     @property
     def cut_words(self) -> str:
-        """Where weights lie that are cut between the teams, for people."""
+        """A phrase for the place of weights that are cut between the teams of threads: "nodes 0-1, cut between 2
+        teams".
+        """
         return f"{node_words(self.nodes)}, cut between {len(self.teams)} teams"
 
     def on_one_team(self) -> Host:
-        """Returns the same machine with one team of threads, whose memory is bound to no node."""
+        """Returns the facts of the same machine with one team of threads, whose memory is bound to no NUMA node."""
         beside = None if self.beside is None else self.beside.on_one_team()
         return replace(self, teams=(), nodes=(), beside=beside)
 
@@ -93,7 +95,7 @@ def host_of(
     numa: Numa = AUTO,
     torch: bool = False,
 ) -> Host:
-    """Returns the facts of `machine` that the planner needs.
+    """Returns the facts of `machine` that the planner needs: threads, teams, memory, rates and GPUs.
 
     Args:
         threads: the forced number of threads; None: one per fast core of the cpuset, less one beside a GPU.
@@ -243,5 +245,5 @@ def _memory_notes(machine: Machine, numa: Numa, counted: Sequence[Node]) -> Iter
 
 
 def node_words(nodes: Sequence[Node]) -> str:
-    """Returns a phrase for nodes: "node 2", "nodes 0-3"."""
+    """Returns a phrase for NUMA nodes: "node 2", "nodes 0-3"."""
     return numbered("node", [node.id for node in nodes])

@@ -98,8 +98,8 @@ def plan_with(
     constraints: Constraints | None = None,
     experts_on: ExpertTeams = ALL_TEAMS,
 ) -> Plan:
-    """Returns the plan of `model` on the CPU of `host` (`Host.beside`) and GPUs, as many of these as help; without
-    advice.
+    """Returns the plan of `model` on GPUs, as many of `gpus` as help, and the CPU of `host` (a `Host.beside`): places,
+    bytes and predicted speed, without advice.
 
     Args:
         gpus: one or more, in the order in which they take layers.
@@ -225,7 +225,9 @@ def _segment(stack: ModelLoads, budget: Budget, mask: experts.Mask) -> SegmentPl
 
 
 def simulated(hybrid: Hybrid, depth: int, position: int) -> Simulation:
-    """Returns the simulation of a decode step at `position` with `depth` experts deferred."""
+    """Returns the simulation of a decode step of one token at `position` with `depth` of its experts deferred: when GPU
+    and CPU work, and the step's seconds.
+    """
     return simulate(hybrid.layers(position), depth, hybrid.head_s())
 
 

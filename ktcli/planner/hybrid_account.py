@@ -71,7 +71,9 @@ class HybridAccount:
 
     @property
     def scratch_bytes(self) -> int:
-        """The bytes of buffers for the CPU's experts and MLPs; 0 where all are on the GPU."""
+        """The bytes of main memory for buffers of the experts and MLPs that the CPU computes; 0 where all are on the
+        GPU.
+        """
         spec = self.model.spec
         columns = 3 * spec.hidden + 2 * spec.scratch.experts if any(self.device.k_cpu) else 0
         widths: Counter[LayerPart | None] = Counter()
@@ -82,7 +84,7 @@ class HybridAccount:
 
     @property
     def pinned_bytes(self) -> int:
-        """The bytes of the pinned buffers that copies to and from the GPU go through."""
+        """The bytes of the pinned buffers in main memory that copies to and from the GPU go through."""
         spec = self.model.spec
         answers = sum(captured_sizes(self.request.use.streams))
         logits = 4 * answers * spec.output_width
@@ -90,7 +92,7 @@ class HybridAccount:
 
     @property
     def extra_bytes(self) -> int:
-        """The bytes that cutting weights between teams adds to the weights."""
+        """The bytes that cutting the weights in main memory between teams of threads adds to them."""
         return sum(self._extra.values())
 
     @property
@@ -100,14 +102,14 @@ class HybridAccount:
 
     @property
     def other_bytes(self) -> int:
-        """The bytes of main memory for everything but weights, with those left free."""
+        """The bytes of main memory that the plan counts for everything but weights, those left free included."""
         process = PROCESS_BYTES + TORCH_BYTES
         beside = self.scratch_bytes + self.pinned_bytes + self.adapter_bytes
         return beside + process + self.host.margin_bytes
 
     @property
     def adapter_bytes(self) -> int:
-        """The bytes of adapters in main memory."""
+        """The bytes of main memory for the factors of LoRA adapters; 0 without adapters."""
         use = self.request.use
         return (
             0 if use.adapters is None else use.adapters.beside_bytes(self.model.spec, use.streams)
@@ -116,7 +118,9 @@ class HybridAccount:
     # --- lines ---
 
     def lines(self) -> Iterator[Line]:
-        """Yields the plan's lines, the GPU's first."""
+        """Yields the lines of the plan (part, place, bytes, predicted seconds), first those of the GPU's memory, then
+        those of main memory.
+        """
         yield from self._device_parts()
         yield from self._device_others()
         yield from self._main_parts()
@@ -262,7 +266,9 @@ class HybridAccount:
     # --- sentences ---
 
     def reasons(self) -> Iterator[str]:
-        """Yields sentences with the reasons for the experts' placement, and for deferral and streaming."""
+        """Yields sentences with the reasons for the placement of experts, the depth of deferral and the streaming of
+        prompts.
+        """
         device, request = self.device, self.request
         if self.choice.reason:
             yield self.choice.reason

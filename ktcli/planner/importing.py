@@ -75,7 +75,7 @@ class ForeignPattern:
 
     @property
     def shown(self) -> str:
-        """The expression, shortened for a sentence."""
+        """The text of the expression, cut to 80 characters for a sentence."""
         return self.text[:_SHOWN]
 
 
@@ -95,10 +95,11 @@ class Imported:
 def translate(
     patterns: Sequence[ForeignPattern], names: Names, model: PartNames | None = None
 ) -> Imported:
-    """Returns the rules that patterns mean; the first that matches a name counts.
+    """Returns kt's placement rules that are equal to another program's patterns, and sentences on those without an
+    equivalent; the first pattern that matches a name counts.
 
     Args:
-        names: the names that the other program has for parts.
+        names: the names that the other program has for each part of a model, by kt's word for it.
         model: the parts of the model; None: nobody says, and a pattern that matches all layers means all.
     """
     count = model.layers if model else MOST_LAYERS
@@ -200,7 +201,9 @@ def _matches(parts: Mapping[str, Sequence[int]], names: Names, count: int) -> It
 
 
 def device_place(text: str) -> RulePlace | None:
-    """Returns the place for another program's name of a device: "cuda:1", "CUDA1", "cuda", "cpu"; None: none."""
+    """Returns the place in a placement rule for another program's name of a device: "cuda:1", "CUDA1", "cuda", "cpu";
+    None for any other text.
+    """
     plain = text.strip().lower().replace(":", "")
     if plain == CPU:
         return RulePlace(CPU)

@@ -65,8 +65,8 @@ class Levers:
     exact: bool = False
 
     def fitting(self) -> tuple[Lever, ...]:
-        """Returns the changes that would make a plan fit, the one that loses least first, then the fastest; if there
-        are none, how much memory is missing.
+        """Returns up to MOST changes of the request that would make its plan fit into memory: first one that leaves the
+        formats of weights as they are, then other formats; and sentences on how much memory is missing.
         """
         found = self._fit(self._single())
         if not found:
@@ -74,13 +74,15 @@ class Levers:
         return (*found, *self._more_memory(bool(found)))[:MOST]
 
     def improving(self) -> tuple[Lever, ...]:
-        """Returns what a plan that fits relies on, and the improvements for which it leaves enough memory."""
+        """Returns notes on a plan that fits: its speed without deferral if it defers, a number format that loses less
+        and a longer context for which there is memory; empty if there are none.
+        """
         found = (self._deferral(), self._less_loss(), self._longer())
         return tuple(lever for lever in found if lever is not None)
 
     def reaching(self, tok_s: float) -> tuple[Lever, ...]:
-        """Returns the changes that would decode faster, for a plan slower than `tok_s` tokens per second: first those
-        that reach that, the one that loses least first, then the fastest of the rest.
+        """Returns up to MOST changes of the request that would decode faster, for a plan slower than `tok_s` tokens per
+        second: first those that reach `tok_s`, the one that loses least first, then the fastest of the rest.
         """
         made = list[tuple[bool, float, Lever]]()
         for change in (*self._others(), *self._formats(), *self._deferring()):
@@ -330,7 +332,7 @@ def _loss_words(recipe: Recipe, own: Recipe, routed: bool) -> str:
 
 
 def loss_words(loss: FormatLoss, usual: FormatLoss) -> str:
-    """Returns words for the loss of a format compared with another."""
+    """Returns a clause on the loss of a number format compared with another: "loses 0.25 of what int4 does"."""
     share = loss.nats / usual.nats
     if loss.format == usual.format:
         return f"loses {loss.nats:.3f} nats per token"

@@ -26,7 +26,8 @@ class Lower:
 
 
 def step_down(model: Model, request: Request, plan: Plan) -> Lower | None:
-    """Returns the attempt to make after a GPU of `plan` ran out of memory; None: the plan used no GPU.
+    """Returns the smaller request to plan and load after a GPU of `plan` ran out of memory, and a sentence about it;
+    None: the plan used no GPU.
 
     First there are fewer experts on the GPUs, then a shorter context, then the CPU alone. Which of several GPUs was
     full is not asked: each gives up some. Every attempt takes less of their memory than the one before, so repeating

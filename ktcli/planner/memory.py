@@ -52,14 +52,17 @@ MARGIN_LIMIT_BYTES = 4 << 30
 
 
 def window_pages(window: int) -> int:
-    """Returns the most pages that a sequence holds for a window of `window` positions when it goes on: a few
-    positions can be taken back, the window may begin in the middle of a page and end in one, and a page that others
-    read is copied before it is written."""
+    """Returns the most KV pages that a sequence holds for an attention window of `window` positions when it goes on: a
+    few positions can be taken back, the window may begin in the middle of a page and end in one, and a page that others
+    read is copied before it is written.
+    """
     return -(-(window + MOST_DRAFTED) // PAGE_TOKENS) + 2
 
 
 def margin_bytes(total_bytes: int) -> int:
-    """Returns the bytes that are left free of a machine's `total_bytes`."""
+    """Returns the bytes of main memory that a plan leaves free on a machine with `total_bytes`: a small share, at most
+    MARGIN_LIMIT_BYTES.
+    """
     return min(int(total_bytes * _MARGIN_SHARE), MARGIN_LIMIT_BYTES)
 
 
@@ -87,21 +90,23 @@ class ProductRoom:
 
     @property
     def a_elements(self) -> int:
-        """The numbers of A of all heads."""
+        """The number of f32 elements reserved for the LoRA factor A beside this product, of all heads."""
         return self.a_count * self.ranks * self.k
 
     @property
     def elements(self) -> int:
-        """The numbers of both factors."""
+        """The number of f32 elements reserved for both LoRA factors, A and B, beside this product."""
         return self.a_elements + self.b_count * self.n * self.ranks
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of both factors."""
+        """The bytes of the device's memory reserved for both LoRA factors beside this product."""
         return F32_BYTES * self.elements
 
     def covering(self, other: ProductRoom) -> ProductRoom:
-        """Returns room for whatever has room in this or in another of the same product."""
+        """Returns the room for any adapter update that fits this room or `other`, of the same product: the larger
+        number of ranks and matrices of both.
+        """
         counts = {name: max(getattr(self, name), getattr(other, name)) for name in _COUNTS}
         return replace(self, **counts)
 
@@ -130,21 +135,27 @@ class AdapterRoom:
     products: tuple[ProductRoom, ...] = ()
 
     def bytes_of(self, spec: Spec, streams: int) -> int:
-        """Returns the bytes of all factors, and of their intermediate results of a step."""
+        """Returns the bytes of main memory for the factors of all LoRA adapters, and for their intermediate results in
+        a step with `streams` sequences.
+        """
         rows = (PREFILL_CHUNK + streams - 1) * (1 + spec.top_k) + streams
         return self.size_bytes + 4 * self.ranks * rows
 
     @property
     def device_bytes(self) -> int:
-        """The bytes of the buffers beside products on devices."""
+        """The bytes of the devices' memory for the factors of one adapter beside their products."""
         return sum(each.size_bytes for each in self.products)
 
     def beside_bytes(self, spec: Spec, streams: int) -> int:
-        """Returns the bytes of main memory beside devices: all factors, and once more as the buffers take them."""
+        """Returns the bytes of main memory for adapters where GPUs are used: all factors and intermediate results, and
+        a copy of each adapter in the form of the GPU's buffers.
+        """
         return self.bytes_of(spec, streams) + self.most * self.device_bytes
 
     def work(self, spec: Spec, n_tokens: int) -> PartWork:
-        """Returns the work of a step of `n_tokens` tokens of one sequence with an adapter."""
+        """Returns the bytes read and the operations done for an adapter in a step of `n_tokens` tokens of one
+        sequence.
+        """
         experts = max(1, spec.experts)
         read = self.experts_bytes * experts_touched(spec, n_tokens) / experts
         chosen = self.experts_bytes * spec.top_k // experts
@@ -176,28 +187,32 @@ class Use:
 
     @property
     def cache_format(self) -> CacheFormat:
-        """The number format of the cache."""
+        """The number format of the KV cache: `cache`, or if that is None f32 for an exact engine, else bf16."""
         if self.cache is None:
             return F32_CACHE if self.exact else BF16
         return FORMATS[self.cache]
 
     def position_bytes(self, spec: Spec) -> int:
-        """Returns the bytes that one cached position occupies over all layers."""
+        """Returns the bytes of KV cache that one position of a sequence occupies over all layers."""
         return kv_bytes_per_token(spec, self.cache_format)
 
     def kind_bytes(self, spec: Spec) -> tuple[int, int]:
-        """Returns the bytes of a position in pages that a sequence keeps, and those in the window pages of the
-        layers with a window."""
+        """Returns the bytes of KV cache of one position: (in the layers that keep the whole sequence, in the layers
+        with an attention window).
+        """
         windows = self.cache_format.bytes_of(spec.window_elements, spec.window_heads)
         return self.position_bytes(spec) - windows, windows
 
     def pages(self, context: int) -> int:
-        """Returns the number of pages for the contexts of all streams, which share them."""
+        """Returns the number of KV pages that the contexts of all sequences (`streams`) take, `context` positions
+        each.
+        """
         return self.streams * -(-context // PAGE_TOKENS)
 
     def window_pages(self, spec: Spec, context: int, chunk: int = 0) -> int:
-        """Returns the number of window pages: every stream's window, a prompt's chunk, and some earlier windows to
-        begin with; no more than whole contexts have, and none where no layer has a window.
+        """Returns the number of KV pages for layers with an attention window: every sequence's window, a prompt's
+        chunk, and some earlier windows to begin with; no more than whole contexts have, and 0 where no layer has a
+        window.
 
         Args:
             chunk: the most tokens of a step, if they are more than PREFILL_CHUNK.
@@ -209,13 +224,17 @@ class Use:
         return min(self.pages(context), self.streams * window_pages(spec.window) + written + kept)
 
     def cache_bytes(self, spec: Spec, context: int, chunk: int = 0) -> int:
-        """Returns the bytes of all pages and window pages; `chunk` as of `window_pages`."""
+        """Returns the bytes of the KV cache for contexts of `context` positions: those of all pages and window pages;
+        `chunk` as of `window_pages`.
+        """
         whole, in_windows = self.kind_bytes(spec)
         pages = self.pages(context), self.window_pages(spec, context, chunk)
         return PAGE_TOKENS * (pages[0] * whole + pages[1] * in_windows)
 
     def cache_words(self, spec: Spec, context: int, chunk: int = 0) -> str:
-        """Returns words for the contents of the pages; `chunk` as of `window_pages`."""
+        """Returns a phrase for the contents of the KV cache, such as "4 x 8192 positions, 96 KiB each"; `chunk` as of
+        `window_pages`.
+        """
         times = f"{self.streams} x " if self.streams > 1 else ""
         whole, in_windows = self.kind_bytes(spec)
         positions = f"{times}{context} positions, {gib(whole)} each"
@@ -225,19 +244,25 @@ class Use:
         return f"{positions}; {kept} with windows of {spec.window}, {gib(in_windows)} each"
 
     def states_bytes(self, spec: Spec) -> int:
-        """Returns the bytes of the states that layers keep of sequences whatever their length."""
+        """Returns the bytes of the fixed-size states that layers keep of all sequences (`streams`), whatever their
+        length.
+        """
         return sequence_bytes(spec, self.streams)
 
     def adapter_bytes(self, spec: Spec) -> int:
-        """Returns the bytes of adapters."""
+        """Returns the bytes of main memory for LoRA adapters and their intermediate results; 0 without adapters."""
         return 0 if self.adapters is None else self.adapters.bytes_of(spec, self.streams)
 
     def adapter_work(self, spec: Spec, n_tokens: int) -> tuple[PartWork, ...]:
-        """Returns the work of a step of `n_tokens` tokens of one sequence with an adapter; (): there are none."""
+        """Returns the bytes read and the operations done for an adapter in a step of `n_tokens` tokens of one sequence,
+        as a tuple of one; (): the engine has no adapters.
+        """
         return () if self.adapters is None else (self.adapters.work(spec, n_tokens),)
 
     def outputs(self, spec: Spec, context: int) -> int:
-        """Returns the number of positions of a step that can give logits, or hidden rows: of these all can."""
+        """Returns the most positions of one step that can give logits (hidden rows for an embedding model), with a
+        context of `context` positions.
+        """
         if not self.all_logits and not spec.embeds:
             return max(1, min(max(self.streams, 1 + MOST_DRAFTED), context))
         return max(
@@ -247,7 +272,9 @@ class Use:
         )
 
     def logits_bytes(self, spec: Spec, context: int) -> int:
-        """Returns the bytes of the logits of all those positions but one, which `scratch_bytes` counts."""
+        """Returns the bytes of the logits of all positions of a step that can give some, less one row, which
+        `scratch_bytes` counts.
+        """
         return 4 * spec.output_width * (self.outputs(spec, context) - 1)
 
 
@@ -255,12 +282,16 @@ TALK = Use()  # one conversation, as fast as the machine allows
 
 
 def need_bytes(model: Model, recipe: Recipe, context: int, use: Use = TALK) -> int:
-    """Returns the bytes of memory that a model takes: weights, cache, scratch and the process itself."""
+    """Returns the bytes of main memory that a model with a context of `context` positions takes on the CPU: weights,
+    cache, adapters, scratch and the process itself.
+    """
     return weight_bytes(model, recipe) + beside_bytes(model, context, use)
 
 
 def beside_bytes(model: Model, context: int, use: Use = TALK) -> int:
-    """Returns the bytes of memory beside the weights: cache, scratch and the process itself."""
+    """Returns the bytes of main memory that a model with a context of `context` positions takes beside its weights:
+    cache, states, adapters, scratch and the process itself.
+    """
     spec = model.spec
     logits = use.logits_bytes(spec, context)
     cache = use.cache_bytes(spec, context) + use.states_bytes(spec) + use.adapter_bytes(spec)
@@ -276,14 +307,14 @@ def drops_cached(pack_bytes: int, need_bytes: int, available_bytes: int) -> bool
 
 
 def scratch_bytes(model: Model, streams: int = 1) -> int:
-    """Returns the bytes of the buffers of a step of PREFILL_CHUNK tokens and a row of every other stream; one gives
-    logits.
+    """Returns the bytes of the engine's buffers for a step of PREFILL_CHUNK tokens and a row of every other sequence
+    (`streams`), of which one gives logits.
 
     The buffers hold all rows that the forward records, and once more as products read them, no wider than the widest;
     gate and up and then the activation of the chosen experts; ids and gates of every routing; chosen places of every
     layer; and what all heads have beyond that in an absorbed step. This counts up to a third more than the engine
-    reserves with a few threads, never less; each thread has a megabyte or two of its own, and each of several nodes
-    its sums: the margin holds those.
+    reserves with a few threads, never less; each thread has a megabyte or two of its own, and each of several nodes its
+    sums: the margin holds those.
     """
     spec, layers = model.spec, model.spec.scratch
     rows = [buffer.width for buffer in model.buffers if not buffer.outputs]
@@ -303,7 +334,7 @@ def node_room_bytes(
     use: Use = TALK,
     experts_on: ExpertTeams = ALL_TEAMS,
 ) -> int | None:
-    """Returns the largest `need_bytes` with which no node runs full; None: nothing is bound.
+    """Returns the largest `need_bytes` with which no NUMA node runs full; None: no memory is bound to a node.
 
     A longer context grows on all nodes alike, so the node with the least left over decides.
 
@@ -321,7 +352,9 @@ def node_room_bytes(
 
 
 def fitting_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TALK) -> int:
-    """Returns the most positions that fit into `room_bytes`, whole pages; 0 if none do."""
+    """Returns the most context positions with which a model takes at most `room_bytes` of main memory, in whole pages;
+    0 if not even one page fits.
+    """
     spec = model.spec
     longest = model.spec.context
     room = room_bytes - need_bytes(model, recipe, 0, use) - use.logits_bytes(model.spec, longest)
@@ -335,8 +368,8 @@ def fitting_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TA
 
 
 def default_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TALK) -> int:
-    """Returns the context if none is asked for: DEFAULT_CONTEXT, or less where the model or the memory ends, and for
-    programs more.
+    """Returns the number of context positions to reserve if none is asked for: DEFAULT_CONTEXT, or less where the model
+    or the memory ends; for servers up to SERVED_CONTEXT.
 
     A context nobody can use is no default: below LEAST_CONTEXT the model is refused instead.
     """

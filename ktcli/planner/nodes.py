@@ -29,12 +29,13 @@ class NodeNeed:
 
     @property
     def fits(self) -> bool:
-        """Whether as many bytes are free on the node as it must hold."""
+        """Whether the bytes that are free on the NUMA node suffice for those that it must hold."""
         return self.need_bytes <= self.free_bytes
 
 
 def slice_bytes(tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> tuple[int, ...]:
-    """Returns the bytes of each team's slice of a tensor; (): it is not cut, but interleaved.
+    """Returns the bytes of each team's slice of a packed tensor, in the order of `shares`; (): the tensor is not cut,
+    but interleaved.
 
     Slices along columns have scales of their own, on lines of their own: cutting adds up to a line per panel.
     """
@@ -44,7 +45,9 @@ def slice_bytes(tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> tuple[
 def extra_bytes(
     model: HasTensors, recipe: Recipe, teams: Sequence[Team], experts_on: ExpertTeams = ALL_TEAMS
 ) -> Mapping[ModelPart, int]:
-    """Returns the bytes that cutting adds to each part."""
+    """Returns the bytes that cutting packed weights between teams of threads adds, by part of the model; parts that are
+    not cut are left out.
+    """
     extra: dict[ModelPart, int] = {}
     shares = [team.threads for team in teams]
     for tensor in model.tensors if len(teams) > 1 else ():
@@ -63,7 +66,7 @@ def node_needs(
     interleaved_bytes: int,
     experts_on: ExpertTeams = ALL_TEAMS,
 ) -> tuple[NodeNeed, ...]:
-    """Returns the bytes that each of `nodes` must hold.
+    """Returns for each of `nodes` its number, the bytes that it must hold, and the bytes that are free there.
 
     Args:
         teams: the bound teams; a team on several nodes has an equal share of its slices on each.

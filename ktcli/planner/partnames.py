@@ -37,7 +37,7 @@ Indices = NDArray[np.int32]  # of rules in a file; NO_RULE: none
 
 
 def word_of(part: ModelPart) -> str:
-    """Returns the word for a part in a rule: "shared_experts"."""
+    """Returns the word for a part of a model in placement rules: "shared_experts"."""
     return _WORDS.get(part) or part.value.lower().replace(" ", "_")
 
 
@@ -45,7 +45,7 @@ _PARTS = {word_of(part): part for part in ModelPart}
 
 
 def part_of(word: str) -> ModelPart:
-    """Returns the part that a rule's word names."""
+    """Returns the part of a model that a word of placement rules names; the inverse of `word_of`."""
     return _PARTS[word]
 
 
@@ -69,7 +69,9 @@ class PartNames:
 
     @classmethod
     def of(cls, model: Model) -> PartNames:
-        """Returns the parts of a model."""
+        """Returns the names that the parts of a model have in placement rules, with the layers that have each of
+        them.
+        """
         spec = model.spec
         top, moe = dict[str, None](), set[int]()
         layered = {word_of(ModelPart.CACHE): np.ones(spec.layers, np.bool_)}
@@ -85,11 +87,11 @@ class PartNames:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words of a layer's parts."""
+        """The words of placement rules for the parts of a layer, "experts" included if the model has routed experts."""
         return (*self.layered, EXPERTS) if self.moe else tuple(self.layered)
 
     def none(self) -> Owners:
-        """Returns an assignment of the parts without a rule for any of them."""
+        """Returns a table in which no part of the model follows a rule: NO_RULE for every part."""
         return Owners(
             dict.fromkeys(self.top, NO_RULE),
             {word: np.full(self.layers, NO_RULE, np.int32) for word in self.layered},
@@ -97,8 +99,8 @@ class PartNames:
         )
 
     def take(self, rule: PlacementRule, index: int, owners: Owners) -> tuple[int, int]:
-        """Assigns to a rule the parts that it matches and that have no rule yet; returns how many it matches, and how
-        many it was assigned.
+        """Assigns to a rule the parts that it matches and that have no rule yet, in `owners`; returns (number of parts
+        that it matches, number that it was assigned).
         """
         first, *rest = rule.components
         found = taken = 0
@@ -141,9 +143,11 @@ def _given(owners: Indices, covered: Flags, index: int, found: int, taken: int) 
 
 
 def owners_of(names: PartNames, rules: PlacementRules, key: str) -> tuple[Owners, tuple[str, ...]]:
-    """Returns, for a key of rules, the first rule that names each part, and sentences about later rules that name it,
-    too.
+    """Returns the index of the first rule with a value for `key` that names each part, and sentences about later rules
+    that name the same parts.
 
+    Args:
+        key: "place", "format" or "kernel".
     Raises:
         UsageError: a rule names a layer or an expert that the model does not have, or matches nothing.
     """

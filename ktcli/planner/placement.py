@@ -45,7 +45,8 @@ _MOST_COSTED = 8  # rules that are planned without, one after the other
 
 
 def place(model: Model, host: Host, request: Request) -> Plan:
-    """Returns the plan of `model` on `host`.
+    """Returns the plan of `model` on `host`: the place of each part, the bytes of memory and whether they fit, and the
+    predicted speed; if they do not fit, with advice on what would.
 
     Raises:
         UsageError: the request is beyond the model, or of another, or there is no such GPU.
@@ -67,7 +68,7 @@ def advised(
     exact: bool = False,
     tok_s: float | None = None,
 ) -> Plan:
-    """Returns a plan of `place` with advice on improvements, if it fits.
+    """Returns a plan that `place` made, with advice on improvements added if it fits; unchanged if it does not.
 
     Args:
         exact: whether its formats hold the checkpoint's experts as they are.
@@ -174,11 +175,11 @@ def _with_gpus(
 
 
 def candidates(gpus: Sequence[Gpu], request: Request) -> tuple[Gpu, ...]:
-    """Returns the GPUs that a request allows, in the order in which they take layers: those that it names, else all,
-    those with most free memory first; (): the CPU.
+    """Returns the GPUs that a request may use, in the order in which they take layers: those that it names, else all,
+    those with most free memory first; (): only the CPU is used.
 
     Raises:
-        UsageError: one cannot be used, or the text means none.
+        UsageError: a GPU that the request names is not among `gpus`, or its device is not valid.
     """
     kind, number = parse_device(request.device)
     if kind == CPU or (kind == AUTO and not gpus):
@@ -217,7 +218,9 @@ def _left_over(gpus: Sequence[Gpu], candidates: Sequence[Gpu], made: Plan) -> tu
 
 
 def is_small(model: Model, recipe: Recipe) -> bool:
-    """Returns whether a model stays on the CPU with `auto`, whatever GPUs there are."""
+    """Returns whether the weights of a model take less than SMALL_BYTES, so that with --device auto it runs on the CPU
+    whatever GPUs there are.
+    """
     return weight_bytes(model, recipe) < SMALL_BYTES
 
 

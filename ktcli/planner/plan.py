@@ -33,7 +33,9 @@ EARLY_TOKENS = 512  # where in a chat the first predicted decode speed is taken
 
 
 def early_position(context: int) -> int:
-    """Returns the position in a context at which the speed early in a chat is predicted."""
+    """Returns the position in a context at which the decode speed early in a chat is predicted: EARLY_TOKENS, or the
+    last one.
+    """
     return min(EARLY_TOKENS, context - 1)
 
 
@@ -92,7 +94,9 @@ class Line:
 
     @classmethod
     def reserved(cls, name: str, fmt: str, where: str, size_bytes: int, reason: str) -> Line:
-        """Returns the line of memory that is not part of the model."""
+        """Returns a plan's line for memory that is not part of the model, such as scratch: no bytes are read and no
+        time is taken.
+        """
         return cls(name, fmt, where, size_bytes, 0, 0.0, 0.0, reason)
 
 
@@ -112,7 +116,8 @@ class Speed:
         decode_s: Callable[[int], float],
         prefill_s: Callable[[int], float],
     ) -> Speed:
-        """Returns the speed within a context.
+        """Returns the predicted tokens per second with a context of `context` positions: decode early in a chat and at
+        the full context, and prefill.
 
         Args:
             chunk: the most tokens of a chunk of a prompt.
@@ -153,12 +158,12 @@ class Vram:
 
     @property
     def total(self) -> int:
-        """The bytes of all uses together."""
+        """The bytes of a GPU's memory for all uses together."""
         return sum(getattr(self, name) for name in self.__slots__)
 
     @classmethod
     def together(cls, each: Iterable[Vram]) -> Vram:
-        """Returns the sum of the bytes of several GPUs, use by use."""
+        """Returns the bytes of several GPUs' memories added up, use by use."""
         rows = list(each)
         return cls(*(sum(getattr(row, name) for row in rows) for name in cls.__slots__))
 
@@ -222,7 +227,7 @@ class DevicePlan:
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs in use."""
+        """The GPUs in use, in the order of their layers."""
         return tuple(each.gpu for each in self.segments)
 
     @property
@@ -233,12 +238,12 @@ class DevicePlan:
 
     @property
     def need(self) -> Vram:
-        """The bytes of all the GPUs' memories, use by use."""
+        """The bytes of the memories of all GPUs in use added up, use by use."""
         return Vram.together(each.need for each in self.segments)
 
     @property
     def borders(self) -> tuple[int, ...]:
-        """The number of the first layer of each GPU but the first."""
+        """For each GPU in use but the first, the number of its first layer."""
         return tuple(each.layers.start for each in self.segments[1:])
 
     @property
@@ -251,17 +256,17 @@ class DevicePlan:
 
     @property
     def n_experts(self) -> tuple[int, ...]:
-        """The number of experts on the GPU, for each MoE layer."""
+        """The number of routed experts that are on a GPU, for each MoE layer."""
         return tuple(map(len, self.resident))
 
     @property
     def streams(self) -> bool:
-        """Whether any prompt is long enough to be streamed."""
+        """Whether experts are streamed to the GPU for prompts that are long enough."""
         return self.prefill_threshold != NEVER and self.stream_experts > 0
 
     @property
     def depth(self) -> int:
-        """The depth of deferral at the beginning of a chat."""
+        """The number of a token's experts that are deferred by one layer at the beginning of a chat."""
         return self.depths[0][1]
 
 
@@ -338,35 +343,42 @@ class Plan:
 
     @property
     def depths(self) -> tuple[tuple[int, int], ...]:
-        """The pairs (position, depth of deferral from there on); positions ascend from 0."""
+        """The pairs (position, number of a token's experts that are deferred from there on); positions ascend from
+        0.
+        """
         return ((0, self.defer),) if self.device is None else self.device.depths
 
     @property
     def fits(self) -> bool:
-        """Whether the available memory holds the plan's bytes, in all and on each node."""
+        """Whether the main memory that is available holds the plan's bytes, in all and on each NUMA node."""
         return self.need_bytes <= self.host.available_bytes and all(n.fits for n in self.nodes)
 
     @property
     def measured(self) -> bool:
-        """Whether its speeds follow from measured rates alone; else some are assumed."""
+        """Whether the predicted speeds follow from measured rates of the machine alone; else some rates are assumed."""
         return self.host.rates.measured and (self.device is None or self.device.rates.measured)
 
     def rate(self, tok_s: float) -> str:
-        """Returns a predicted speed for people: "41", or "~41" where it follows from assumed rates."""
+        """Returns a predicted speed in tokens per second as text for people: "41", or "~41" where it follows from
+        assumed rates.
+        """
         return f"{'' if self.measured else '~'}{predicted(tok_s)}"
 
     @property
     def speed_words(self) -> str:
-        """The predicted speed of decode, for people: "~41 tokens/s (~28 with --defer 0)"; one figure where both are
-        alike."""
+        """The predicted decode speed as text for people: "~41 tokens/s (~28 with --defer 0)"; one figure where both are
+        alike or nothing is deferred.
+        """
         plain = self.device.undeferred if self.device is not None else None
         said = self.rate(self.speed.decode)
         without = "" if plain is None or self.rate(plain) == said else self.rate(plain)
         return f"{said} tokens/s{f' ({without} with --defer 0)' if without else ''}"
 
     def require(self, what: str) -> None:
-        """Raises NotEnoughMemory if the plan does not fit.
+        """Raises an error if the plan does not fit into main memory.
 
+        Args:
+            what: what does not fit, for the message.
         Raises:
             NotEnoughMemory: it does not fit; the hint says what would make it fit.
         """

@@ -22,7 +22,7 @@ from ktcli.planner.rules import (
 
 
 def rules_of(plan: Plan, model: Model) -> PlacementRules:
-    """Returns the rules that reproduce the placement of every part of a model in a plan."""
+    """Returns the placement rules that reproduce the place of every part of a model in a plan."""
     names = PartNames.of(model)
     said = list[tuple[str, RulePlace]]()
     if plan.device is not None:

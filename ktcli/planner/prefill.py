@@ -40,22 +40,29 @@ class Prefill:
 
     @property
     def plain_chunk(self) -> int:
-        """The number of tokens of a chunk that is not streamed: as on the CPU, or longer if no expert is there."""
+        """The number of tokens in a chunk of a prompt for which no experts are streamed: PREFILL_CHUNK if some experts
+        are on the CPU, else `chunk`.
+        """
         return PREFILL_CHUNK if any(self.hybrid.hits.k_cpu) else self.chunk
 
     def on_cpu_s(self, n_tokens: int) -> float:
-        """Returns the seconds of a prompt with the experts where the mask has them, in chunks of `plain_chunk`."""
+        """Returns the predicted seconds of a prompt of `n_tokens` tokens without streaming: each expert is computed
+        where it is, in chunks of `plain_chunk` tokens.
+        """
         starts = range(0, n_tokens, self.plain_chunk)
         return sum(self._cpu_chunk(min(self.plain_chunk, n_tokens - at), at) for at in starts)
 
     def streamed_s(self, n_tokens: int) -> float:
-        """Returns the seconds of a prompt with all experts on the GPU, in chunks of `chunk`."""
+        """Returns the predicted seconds of a prompt of `n_tokens` tokens with all experts computed on the GPU, those in
+        main memory streamed to it, in chunks of `chunk` tokens.
+        """
         starts = range(0, n_tokens, self.chunk)
         return sum(self._streamed_chunk(min(self.chunk, n_tokens - at), at) for at in starts)
 
     def seconds(self, n_tokens: int, threshold: int) -> float:
-        """Returns the seconds of a prompt as a session reads it: chunks of at least `threshold` tokens are
-        streamed."""
+        """Returns the predicted seconds of a prompt of `n_tokens` tokens as a session reads it: experts are streamed to
+        the GPU for chunks of at least `threshold` tokens.
+        """
         done, total = 0, 0.0
         while done < n_tokens:
             size = min(self.chunk, n_tokens - done)
@@ -68,7 +75,8 @@ class Prefill:
         return total
 
     def threshold(self) -> int:
-        """Returns the least multiple of GRAIN from which on a chunk is faster streamed; NEVER if none is.
+        """Returns the least number of tokens, a multiple of GRAIN, from which on a chunk of a prompt is faster with
+        experts streamed to the GPU; NEVER if none is.
 
         What streaming costs is mostly the same for every length, so what it saves grows with the length.
         """
@@ -79,7 +87,9 @@ class Prefill:
         return sizes[found] if found < len(sizes) else NEVER
 
     def cpu_experts_s(self, n_tokens: int) -> float:
-        """Returns the seconds that the CPU's experts take for a chunk by themselves."""
+        """Returns the predicted seconds that the CPU's experts of all layers take for a chunk of `n_tokens` tokens by
+        themselves.
+        """
         h = self.hybrid
         left = h.stack.experts - h.by_layer(h.resident)
         return float(self._cpu_experts(n_tokens, h.k_cpu, left).sum())
@@ -122,6 +132,6 @@ class Prefill:
 
     @property
     def copy_bps(self) -> float:
-        """The bytes per second from the weights' place in main memory to the GPU, through the pinned buffer."""
+        """The bytes per second at which experts are copied from main memory to the GPU, through the pinned buffer."""
         h = self.hybrid
         return min(h.device.copy_bps, h.cpu.read_bps / STAGING_PASSES)

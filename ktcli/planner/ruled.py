@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
 
 def require_device(request: Request, said: Constraints) -> None:
-    """Raises UsageError if placement rules contradict the rest of the request.
+    """Raises an error if placement rules contradict the device that a request asks for.
 
     Raises:
-        UsageError: the device is another.
+        UsageError: the rules keep layers on the CPU and a GPU is asked for, or they name GPUs and the CPU or another
+            GPU is.
     """
     kind, number = parse_device(request.device)
     words = ", ".join(f"cuda:{each}" for each in said.named)
@@ -50,8 +51,8 @@ def _asked(kind: str, device: str) -> str:
 
 
 def in_order(gpus: Sequence[Gpu], said: Constraints) -> tuple[Gpu, ...]:
-    """Returns the GPUs in the order in which rules give them layers; the rest are inserted where most layers have no
-    rule.
+    """Returns all of `gpus` in the order in which placement rules give them layers; those without rules are inserted
+    where most layers have no rule.
     """
     named = [gpu for number in said.named for gpu in gpus if gpu.index == number]
     others = [gpu for gpu in gpus if gpu not in named]
@@ -66,7 +67,8 @@ def in_order(gpus: Sequence[Gpu], said: Constraints) -> tuple[Gpu, ...]:
 
 
 def rows_of(plan: Plan, said: Constraints, moe: Sequence[int]) -> RowOf:
-    """Returns the rows of kernels that rules name for parts that the CPU computes in a plan.
+    """Returns the rows of CPU kernels that placement rules name, by (layer, part), for parts that the CPU computes in a
+    plan.
 
     Args:
         moe: the numbers of the layers with routed experts.
@@ -90,7 +92,8 @@ def rows_of(plan: Plan, said: Constraints, moe: Sequence[int]) -> RowOf:
 
 
 def experts_on(host: Host, said: Constraints) -> ExpertTeams:
-    """Returns the teams that have the experts of the layers that rules place on a node.
+    """Returns the indices of the teams that hold a layer's experts, by the number of the layer, for layers whose
+    experts placement rules put on a NUMA node.
 
     Raises:
         UsageError: no team has its memory on that node alone.

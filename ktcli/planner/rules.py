@@ -53,15 +53,16 @@ class RulePlace:
 
     @property
     def text(self) -> str:
-        """The place as it is written in a rule."""
+        """The place as it is written in a placement rule: "cpu", "cuda:0", "node:1"."""
         return self.kind if self.kind == CPU else f"{self.kind}:{self.number}"
 
     @classmethod
     def parse(cls, text: str, where: str) -> RulePlace:
-        """Returns the place in a text.
+        """Returns the place that a text of a placement rule names: "cpu", "cuda:N" or "node:N".
 
         Raises:
-            UsageError: it names none, or the disk; `where` says which rule it is of.
+            UsageError: the text names no place, or the disk; the message begins with `where`, which says which rule it
+                is of.
         """
         if text == CPU:
             return cls(CPU)
@@ -94,7 +95,7 @@ class PlacementRule:
 
     @property
     def components(self) -> tuple[str, ...]:
-        """The components of the pattern."""
+        """The components of the rule's pattern, which dots separate: ("layers", "0-9", "experts")."""
         return tuple(self.match.split("."))
 
     @property
@@ -119,14 +120,16 @@ class PlacementRules:
 
     @property
     def kernel(self) -> str | None:
-        """The row of kernels that the rules ask for the whole model; None: they ask for none."""
+        """The name of the row of CPU kernels that the rules ask for the whole model (match = "*"); None: they ask for
+        none.
+        """
         return next((rule.kernel for rule in self.each if rule.kernel and rule.match == "*"), None)
 
     def require_rows(self, runs: Sequence[str]) -> None:
-        """Raises UsageError if a rule asks for a row of kernels that a CPU does not run.
+        """Raises an error if a rule asks for a row of kernels that a CPU does not run.
 
         Args:
-            runs: those that it runs; (): nobody knows.
+            runs: the names of the rows that the CPU runs; (): nobody knows, and nothing is raised.
         Raises:
             UsageError: there is such a rule.
         """
@@ -139,7 +142,7 @@ class PlacementRules:
 
 
 def parse_rules(text: str, source: str = "the file") -> PlacementRules:
-    """Returns the rules in a text of TOML.
+    """Returns the placement rules in the text of a TOML file.
 
     Raises:
         UsageError: it is not TOML, has keys or values that mean nothing, or too many rules.
@@ -196,10 +199,11 @@ def _strange(where: str, key: str, allowed: str) -> UsageError:
 
 
 def check_pattern(pattern: str, where: str) -> None:
-    """Raises UsageError if a pattern has a component that is neither a list of ranges nor a glob.
+    """Raises an error if the pattern of a placement rule is not valid: a component is neither a list of ranges nor a
+    glob.
 
     Raises:
-        UsageError: see above; `where` says which rule it is of.
+        UsageError: it is not valid; the message begins with `where`, which says which rule it is of.
     """
     if len(pattern) > _MOST_CHARS or not pattern:
         raise UsageError(f"{where}: match must have 1 to {_MOST_CHARS:,} characters")
@@ -222,7 +226,9 @@ def check_pattern(pattern: str, where: str) -> None:
 
 
 def matches(glob: str, word: str) -> bool:
-    """Returns whether a glob, in which each `*` stands for any characters, covers a word; in linear time."""
+    """Returns whether a glob, in which each `*` stands for any characters, matches the whole of a word; in linear
+    time.
+    """
     first, *rest = glob.split("*")
     if not rest:
         return glob == word
@@ -239,7 +245,9 @@ def matches(glob: str, word: str) -> bool:
 
 
 def numbers(component: str | None, count: int) -> Flags:
-    """Returns which of the numbers 0 to `count` - 1 a component covers; None covers all, a word except `*` none."""
+    """Returns which of the numbers 0 to `count` - 1 a component of a pattern ("0-9,12", "*") covers, bool [count]; None
+    covers all, a word except `*` none.
+    """
     found = np.zeros(count, np.bool_)
     if component is None or (component and not component.strip("*")):
         return ~found
@@ -250,7 +258,7 @@ def numbers(component: str | None, count: int) -> Flags:
 
 
 def highest(component: str) -> int:
-    """Returns the highest number that a component names; -1: it is a word."""
+    """Returns the highest number in a component of a pattern, such as 12 in "0-9,12"; -1 if it is a word."""
     if not re.fullmatch(_NUMBERS, component):
         return -1
     return max(last for _, last in _ranges(component))
@@ -263,7 +271,7 @@ def _ranges(component: str) -> list[tuple[int, int]]:
 
 
 def rules_text(rules: PlacementRules, *head: str) -> str:
-    """Returns the rules as TOML, below comment lines; `parse_rules` is the inverse."""
+    """Returns placement rules as TOML, below a comment line for each text of `head`; `parse_rules` reads them back."""
     lines = ["# " + "".join(c if c.isprintable() else " " for c in line) for line in head]
     for rule in rules.each:
         lines += ["", "[[rule]]", f'match = "{rule.match}"']

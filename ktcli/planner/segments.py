@@ -61,15 +61,18 @@ class Devices:
     outputs: int = 0
 
     def limit(self, gpu: Gpu) -> int:
-        """Returns the most bytes that may be taken of a GPU."""
+        """Returns the most bytes of a GPU's memory that a plan may take: those free, or the limit of this GPU if that
+        is less.
+        """
         return min(self.limits.get(gpu.index, gpu.free_bytes), gpu.free_bytes)
 
     def sizes(self, layers: range) -> DeviceSizes:
-        """Returns the bytes that some layers take on a GPU, part by part."""
+        """Returns the bytes that the layers of a range take on a GPU, part by part."""
         return DeviceSizes.of(self.spec, self.stack, self.answers, layers, self.outputs)
 
     def budgets(self, context: int, *, streams: bool) -> tuple[Budget, ...]:
-        """Returns the budgets of the GPUs that get layers, which may be too small. Their chunks are equal.
+        """Returns how the memory of each GPU that gets layers is shared out for a context, before experts are chosen;
+        parts may be larger than what is free. All have chunks of equal size.
 
         Args:
             streams: whether long prompts would be worth streaming.
@@ -106,18 +109,23 @@ class Devices:
         return found if all(each.chunk == least for each in found) else shared(least)
 
     def fits(self, context: int) -> bool:
-        """Returns whether the GPUs hold everything but experts with a context of `context` positions."""
+        """Returns whether the GPUs hold all of the model but its routed experts with a context of `context`
+        positions.
+        """
         return all(each.fits for each in self.budgets(context, streams=False))
 
     def fitting(self, most: int) -> int:
-        """Returns the most positions, whole pages up to `most`, with which everything but experts fits; 0: none."""
+        """Returns the most context positions, `most` or fewer in whole pages, with which all of the model but its
+        routed experts fits on the GPUs; 0: none do.
+        """
         if self.fits(most):
             return most
         pages = range(PAGE_TOKENS, most, PAGE_TOKENS)
         return bisect_left(pages, True, key=lambda n: not self.fits(n)) * PAGE_TOKENS
 
     def default_context(self, *, served: bool = False) -> int:
-        """Returns the context if none is asked for: DEFAULT_CONTEXT, or less where the model or the GPUs' memory ends.
+        """Returns the number of context positions to reserve if none is asked for: DEFAULT_CONTEXT, or less where the
+        model or the GPUs' memory ends.
 
         At least LEAST_CONTEXT, with which the GPUs may be too small.
 

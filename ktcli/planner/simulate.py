@@ -44,7 +44,7 @@ class Layer:
 
     @property
     def leaves(self) -> bool:
-        """Whether the layer needs the CPU."""
+        """Whether the CPU computes a part of the layer: some of its experts, or its MLP."""
         return self.hits > 0 or self.apart_s > 0
 
 
@@ -67,7 +67,9 @@ class Simulation:
     step_s: float
 
     def busy_s(self, where: str) -> float:
-        """Returns the seconds that the CPU or the GPU was at work; waiting is not work."""
+        """Returns the seconds of the simulated step in which the CPU or the GPU (`where`: "CPU", "GPU") was at work;
+        waiting is not work.
+        """
         ours = (span for span in self.spans if span.where == where and span.what != "wait")
         return sum(span.end_s - span.start_s for span in ours)
 
@@ -93,7 +95,8 @@ class _Track:
 
 
 def simulate(layers: Sequence[Layer], depth: int = 0, tail_s: float = 0.0) -> Simulation:
-    """Returns the simulation of one decode step of one token.
+    """Returns the simulation of one decode step of one token through `layers`: when GPU and CPU are busy with what, and
+    the seconds of the step.
 
     Args:
         depth: the most experts per token and layer that are deferred.

@@ -25,7 +25,9 @@ ALL_TEAMS: ExpertTeams = {}
 def shares_of(
     tensor: Tensor, shares: Sequence[int], teams: ExpertTeams = ALL_TEAMS
 ) -> Sequence[int]:
-    """Returns each team's share of a tensor: its threads, or 0 if others have the experts of that layer."""
+    """Returns each team's share of a tensor, in proportion to which it is cut: `shares` (threads), with 0 for teams
+    that do not hold the experts of the tensor's layer.
+    """
     if tensor.role is not Role.EXPERTS or tensor.layer is None or tensor.layer not in teams:
         return shares
     own = teams[tensor.layer]
@@ -72,7 +74,8 @@ class Slice:
 
 
 def slices_of(tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> tuple[Slice, ...]:
-    """Returns the slices of a packed tensor, one per team; empty if it is not cut.
+    """Returns each team's slice of a packed tensor (rows or columns, shape and bytes), in the order of `shares`; empty
+    if the tensor is not cut.
 
     The experts of a layer are cut by width: columns of down, and the rows of gate and up that give them.
     """

@@ -63,7 +63,7 @@ class PartWork:
     ops: int
 
     def times(self, number: int) -> PartWork:
-        """Returns the work of `number` tensors that are alike."""
+        """Returns the bytes read and operations of `number` tensors that are alike, together."""
         return PartWork(self.part, self.unit, number * self.read_bytes, number * self.ops)
 
 
@@ -83,11 +83,11 @@ class HasTensors(Protocol):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Its tensors."""
+        """The tensors of the model, or of the share of one in some memory."""
 
     @property
     def counted(self) -> tuple[tuple[Tensor, int], ...]:
-        """Tensors of one shape, each with their number."""
+        """The tensors, each of those that are equal in size once, as pairs (tensor, number of such tensors)."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,9 @@ class Share:
 
     @cached_property
     def counted(self) -> tuple[tuple[Tensor, int], ...]:
-        """The tensors counted by size, see `ops.tensors.counted`."""
+        """The tensors, each of those that are equal in size once, as pairs (tensor, number of such tensors); see
+        `ops.tensors.counted`.
+        """
         return counted(self.tensors)
 
 
@@ -106,7 +108,7 @@ STATES_REASON = f"before and after a step, and at {SNAPSHOTS} earlier positions"
 
 
 def format_name(tensor: Tensor, recipe: Recipe) -> str:
-    """Returns the name of a tensor's number format, for people."""
+    """Returns the name of the number format in which a recipe stores a tensor, for people: "int4", "bf16"."""
     if tensor.role is Role.EXPERTS:
         return recipe.experts_name
     fmt = format_of(tensor, recipe)
@@ -116,12 +118,14 @@ def format_name(tensor: Tensor, recipe: Recipe) -> str:
 
 
 def kv_bytes_per_token(spec: Spec, cache: CacheFormat = BF16) -> int:
-    """Returns the bytes that one cached position occupies over all layers."""
+    """Returns the bytes of KV cache that one position of a sequence occupies over all layers."""
     return cache.bytes_of(spec.position_elements, spec.position_heads)
 
 
 def parts(model: HasTensors, recipe: Recipe) -> tuple[PartSize, ...]:
-    """Returns the parts of a model, largest first; sizes are those of the stored tensors."""
+    """Returns the parts of a model (attention, experts, …), each with its number format and the bytes of its stored
+    tensors, the largest first.
+    """
     sizes: dict[ModelPart, int] = {}
     formats: dict[ModelPart, str] = {}
     for tensor, number in model.counted:
@@ -132,21 +136,23 @@ def parts(model: HasTensors, recipe: Recipe) -> tuple[PartSize, ...]:
 
 
 def weight_bytes(model: HasTensors, recipe: Recipe) -> int:
-    """Returns the bytes of all stored tensors."""
+    """Returns the bytes of all tensors of a model, or of the share of one, as a recipe stores them."""
     return sum(number * stored_bytes(tensor, recipe) for tensor, number in model.counted)
 
 
 def sequence_bytes(spec: Spec, streams: int = 1) -> int:
-    """Returns the bytes of the states that layers keep of `streams` sequences whatever their length, at several
-    positions."""
+    """Returns the bytes of the fixed-size states that layers keep of `streams` sequences whatever their length, saved
+    at several positions.
+    """
     return state_slots(streams) * spec.sequence_elements * F32_BYTES
 
 
 def step_work(
     model: Model, recipe: Recipe, step: StepShape, size_of: SizeOf = stored_bytes
 ) -> tuple[PartWork, ...]:
-    """Returns the bytes read and operations done by one step, per part; `size_of` gives a tensor's bytes where it
-    lies."""
+    """Returns the bytes read and operations done by one step, for each part of a model; `size_of` gives the bytes of a
+    tensor in the memory in which it is.
+    """
     works = [
         tensor_work(tensor, model.spec, recipe, step, size_of).times(number)
         for tensor, number in model.counted
@@ -156,16 +162,18 @@ def step_work(
 
 
 def experts_touched(spec: Spec, n_tokens: int) -> float:
-    """Returns the expected number of experts of a layer that at least one of `n_tokens` chooses, if all are equally
-    likely."""
+    """Returns the expected number of experts of a layer that at least one of `n_tokens` tokens chooses, if all are
+    equally likely.
+    """
     return float(touched(spec.experts, spec.top_k, n_tokens))
 
 
 def tensor_work(
     tensor: Tensor, spec: Spec, recipe: Recipe, step: StepShape, size_of: SizeOf = stored_bytes
 ) -> PartWork:
-    """Returns the bytes read and operations done by one step with one tensor; `size_of` gives its bytes where it
-    lies."""
+    """Returns the bytes read and operations done by one step with one tensor; `size_of` gives the bytes of a tensor in
+    the memory in which it is.
+    """
     stored = size_of(tensor, recipe)
     fmt = format_of(tensor, recipe)
     unit = UNITS[fmt.activation_bits] if fmt is not None else Unit.BF16
@@ -192,8 +200,9 @@ def tensor_work(
 def cache_work(
     states: Iterable[LayerState], start: int, n_tokens: int, cache: CacheFormat = BF16
 ) -> tuple[int, int]:
-    """Returns the bytes read of the cache, and the operations, of tokens start … start + n_tokens - 1 in these
-    layers: scores and weighted sums; token i of them sees start + i + 1 positions at most."""
+    """Returns (bytes read of the KV cache, operations) of the attention of tokens start … start + n_tokens - 1 in these
+    layers: scores and weighted sums; token i of them sees start + i + 1 positions at most.
+    """
     read = ops = 0
     for state, alike in groupby(states):  # neighbours are mostly equal
         layers = len(tuple(alike))

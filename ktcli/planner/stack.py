@@ -77,23 +77,28 @@ class ModelLoads:
 
     @property
     def layers(self) -> int:
-        """The number of layers, L."""
+        """The number of decoder layers of the model, L."""
         return len(self.before.ops)
 
     def cache_work(self, start: int, n_tokens: int) -> tuple[float, float]:
-        """Returns the mean bytes read of the cache and operations of one layer, for tokens start … start + n_tokens
-        - 1."""
+        """Returns (bytes read of the KV cache, operations) of the attention in one layer, on average, for tokens start
+        … start + n_tokens - 1.
+        """
         read, ops = cache_work(self.states, start, n_tokens, self.cache)
         return read / self.layers, ops / self.layers
 
     def room(self, budget_bytes: int, layers: range | None = None) -> Room:
-        """Returns the memory that a mask of these layers, or of all, may fill."""
+        """Returns the memory that experts on the GPU may fill: `budget_bytes`, with the bytes of an expert in each MoE
+        layer of `layers`; None: of all layers.
+        """
         moe = self.moe[self.routed(layers)] if layers is not None else self.moe
         sizes = tuple(int(size) for size in self.expert.size_bytes[moe])
         return Room(sizes, self.experts, budget_bytes)
 
     def routed(self, layers: range) -> slice:
-        """Returns the rows of a mask that belong to these layers, as a slice."""
+        """Returns the slice of the MoE layers that are among `layers`: the rows that these have in a mask [MoE layers,
+        E].
+        """
         return slice(*np.searchsorted(self.moe, (layers.start, layers.stop)).tolist())
 
 
@@ -151,10 +156,11 @@ def stack_of(
     adapters: AdapterRoom | None = None,
     apart: Collection[LayerPart] = (),
 ) -> ModelLoads:
-    """Returns the loads of every layer of a model, with a cache of this format and room for adapters.
+    """Returns the bytes and operations of every layer of a model, part by part, with a cache of this format and room
+    for adapters.
 
     Args:
-        apart: the MLPs that are in main memory.
+        apart: the shared experts and dense MLPs that are in main memory.
     """
     spec = model.spec
     sums = _LoadSums(
@@ -189,8 +195,8 @@ def stack_of(
 
 
 def split(model: Model, mask: Mask, apart: Collection[LayerPart] = ()) -> tuple[Share, Share]:
-    """Returns a model's tensors as two shares: of main memory (embedding, other experts and MLPs that are `apart`) and
-    of the GPU (all else).
+    """Returns a model's tensors as two shares, (main memory, GPU): main memory has the embedding, experts that are not
+    in the mask and MLPs that are `apart`, the GPU all else.
 
     Biases of experts are few: both have all of them.
     """
@@ -218,17 +224,18 @@ def _some(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
 
 
 def share_apart(model: Model, part: ModelPart, apart: Collection[LayerPart]) -> float:
-    """Returns the share of a part's elements that belong to MLPs that are `apart`, 0 to 1."""
+    """Returns the share, 0 to 1, of a part's elements that belong to MLPs in main memory, those that `apart` lists."""
     of_it = [tensor for tensor in model.tensors if tensor.part is part]
     away = sum(tensor.elements for tensor in of_it if tensor.layer_part in apart)
     return away / max(1, sum(tensor.elements for tensor in of_it))
 
 
 def plain_bytes(tensor: Tensor, fmt: Format) -> int:
-    """Returns the bytes of each value of a matrix that lies on a GPU as plain rows; 0: it stays packed.
+    """Returns the bytes of each value of a matrix if a GPU stores it as plain rows, 2 for bf16 or 4 for f32; 0: it
+    stays packed.
 
-    Matrices of plain numbers that are used alone are rows, for the vendor's products; those that are kept
-    exact are f32, as they are computed so.
+    Matrices of plain numbers that are used alone are rows, for the vendor's products; those that are kept exact are
+    f32, as they are computed so.
     """
     if tensor.role is Role.EXPERTS or tensor.count > 1 or fmt.bits < 16:
         return 0
@@ -236,7 +243,9 @@ def plain_bytes(tensor: Tensor, fmt: Format) -> int:
 
 
 def bytes_on_device(tensor: Tensor, recipe: Recipe) -> int:
-    """Returns the bytes of a tensor on a GPU: as stored, or those of plain rows (see `plain_bytes`)."""
+    """Returns the bytes of a tensor in a GPU's memory: as a recipe stores it, or as plain rows where `plain_bytes` says
+    so.
+    """
     fmt = format_of(tensor, recipe)
     each = 0 if fmt is None else plain_bytes(tensor, fmt)
     return each * tensor.n * tensor.k if each else stored_bytes(tensor, recipe)

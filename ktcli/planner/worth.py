@@ -56,7 +56,9 @@ class Conditions:
     position: int
 
     def worth(self) -> Worth:
-        """Returns the best shares, of those that are tried, of the chosen experts to have on GPUs."""
+        """Returns the share of the chosen experts that is worth having on GPUs while others are in main memory, and
+        whether having all of them there is worth it.
+        """
         if not self.stack.experts:
             return Worth()
         *partial, whole = (self.step_s(part / _PARTS) for part in range(_PARTS + 1))
@@ -66,7 +68,9 @@ class Conditions:
         return Worth(some, all=whole <= best * _WHOLE)
 
     def step_s(self, rate: float) -> float:
-        """Returns the simulated seconds of a decode step with this share of the chosen experts on GPUs."""
+        """Returns the simulated seconds of a decode step of one token with the share `rate`, 0 to 1, of its chosen
+        experts on GPUs.
+        """
         stack, layers = self.stack, len(self.stack.moe)
         hits = Hits((stack.top_k * (1.0 - rate),) * layers, rate)
         resident = (round(rate * stack.experts),) * layers

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def too_long(name: str, line: int) -> BadData:
-    """Returns the error for a row that does not end within the limit."""
+    """Returns the error to raise for a row, beginning in line `line`, that is longer than a row may be."""
     return BadData(
         f"{name}, line {line}: a row is larger than {gib(MAX_ROW_CHARS)}, the most that kt reads",
         hint="split it into several rows; no model reads that much at once",
@@ -28,7 +28,8 @@ def too_long(name: str, line: int) -> BadData:
 
 
 def open_plain(path: Path) -> int:
-    """Returns a descriptor of a plain file that holds something: a pipe would block, a device never end.
+    """Returns a file descriptor, open for reading, of a plain file that is not empty: a pipe would block, a device
+    never end.
 
     Raises:
         NotFound: there is no such file.
@@ -63,7 +64,7 @@ def digest(path: Path) -> str:
 
 
 def blocks(path: Path, told: Callable[[int], None] | None = None) -> Iterator[str]:
-    """Yields the text of a file in pieces, without a mark of UTF-8 at its beginning.
+    """Yields the text of a UTF-8 file in pieces, without a byte order mark at its beginning.
 
     Args:
         told: is told the number of bytes read so far.
@@ -94,7 +95,7 @@ def blocks(path: Path, told: Callable[[int], None] | None = None) -> Iterator[st
 
 
 def lines(path: Path, told: Callable[[int], None] | None = None) -> Iterator[str]:
-    """Yields the lines of a file, their ends included.
+    """Yields the lines of a UTF-8 file, their ends included.
 
     Raises:
         NotFound, BadData: as `blocks`, or a line is longer than a row may be.

@@ -53,7 +53,8 @@ _REFUSED = {
 
 
 def read_columns(given: Any, where: str) -> Columns:
-    """Returns the columns that an entry of `dataset_info.json` names.
+    """Returns the names of a file's columns from the object `columns` in an entry of `dataset_info.json`; the usual
+    ones where it gives none.
 
     Raises:
         BadData: a key is not known, or a name is not a text.
@@ -62,7 +63,8 @@ def read_columns(given: Any, where: str) -> Columns:
 
 
 def read_tags(given: Any, where: str) -> Tags:
-    """Returns the tags that an entry of `dataset_info.json` names.
+    """Returns the names of message fields and roles from the object `tags` in an entry of `dataset_info.json`; the
+    usual ones where it gives none.
 
     Raises:
         BadData: as `read_columns`.

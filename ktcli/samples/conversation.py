@@ -29,7 +29,7 @@ class TrainedConversation:
 
     @property
     def answers(self) -> tuple[int, ...]:
-        """The indices of the trained answers that are not empty."""
+        """The indices, in `messages`, of the trained answers that are not empty."""
         pairs = zip(self.messages, self.trained, strict=True)
         return tuple(at for at, (each, trained) in enumerate(pairs) if trained and says(each))
 
@@ -47,18 +47,20 @@ class TrainedText:
 
 
 def asks(messages: Sequence[Message]) -> bool:
-    """Returns whether somebody but the model says something in some messages, which an answer may follow."""
+    """Returns whether any message is from somebody but the model and the system, so that an answer may follow."""
     return not all(each["role"] in (*_SYSTEM, "assistant") for each in messages)
 
 
 def with_default_system(messages: Sequence[Message], text: str | None) -> list[Message]:
-    """Returns messages with this system text, if there is one, before those that begin with none."""
+    """Returns the messages, with a system message of this text in front if there is a text and they do not begin with
+    one.
+    """
     if not text or (messages and messages[0]["role"] in _SYSTEM):
         return list(messages)
     return [{"role": "system", "content": text}, *messages]
 
 
 def says(answer: Message) -> bool:
-    """Returns whether an answer has a text, thoughts or calls."""
+    """Returns whether an answer's message has a text, thoughts or tool calls."""
     said = (answer.get(name) or "" for name in ("content", "reasoning_content"))
     return bool(answer.get("tool_calls")) or any(each.strip() for each in said)

@@ -39,7 +39,9 @@ class SampleEncoder:
         self._shared: dict[int, int] = {}
 
     def conversation(self, pieces: Sequence[TextPiece]) -> EncodedSample:
-        """Returns the ids of a conversation."""
+        """Returns the ids of a conversation's pieces, one after the other, and for each id whether it is trained; cut
+        to the most ids of a sample.
+        """
         ids: list[int] = []
         trained: list[bool] = []
         before: TextPiece | None = None
@@ -57,7 +59,9 @@ class SampleEncoder:
         return self._sample(ids, trained, cut)
 
     def text(self, text: str) -> EncodedSample:
-        """Returns the ids of a text outside any turn, all trained, after the ids that the model's texts begin with."""
+        """Returns the ids of a text outside any turn, all trained, with the ids that the model's texts begin with in
+        front; cut to the most ids of a sample.
+        """
         around = self._texts.around.before
         part, cut = self._within(Marked(text), len(around))
         ids = [*around, *self._texts.control.encode_text(part.marked)]

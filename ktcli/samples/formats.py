@@ -44,12 +44,12 @@ class RowFormat:
     tags: Tags = USUAL_TAGS
 
     def fits(self, values: Mapping[str, Any]) -> bool:
-        """Returns whether a row has the columns of this format."""
+        """Returns whether a row has values in all columns that this format needs."""
         return all(values.get(name) is not None for name in self.needs)
 
 
 def format_of(source: DataSource, row: DataRow) -> RowFormat:
-    """Returns the format of a source's rows: the one in its settings, else that of its first row.
+    """Returns the format of the rows of a data file: the one in its settings, else that of its first row, `row`.
 
     Raises:
         BadData: the row is of no format that kt knows.
@@ -67,7 +67,7 @@ def format_of(source: DataSource, row: DataRow) -> RowFormat:
 
 
 def content_of(row: DataRow, format: RowFormat) -> Content:
-    """Returns the conversation or text in a row.
+    """Returns the conversation or the text in a row of a data file.
 
     Raises:
         BadData: it is not of the format of its file, or something in it is wrong.

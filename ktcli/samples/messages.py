@@ -20,10 +20,10 @@ _OWN_NAMES = {"user": "human", "assistant": "gpt", "tool": "observation", "chatg
 
 
 def text_of(value: Any, where: str) -> str:
-    """Returns a value that must be a text; null is the empty one.
+    """Returns a value that must be a string, without characters that a text may not have; null is the empty one.
 
     Raises:
-        BadData: it is something else.
+        BadData: it is not a string.
     """
     if value is None:
         return ""
@@ -33,7 +33,11 @@ def text_of(value: Any, where: str) -> str:
 
 
 def parsed(value: Any, where: str) -> Any:
-    """Returns a value, decoded if it is given as a JSON text, as cells of CSV are."""
+    """Returns a value as it is, or decoded if it is given as JSON text, as cells of CSV are; None for an empty text.
+
+    Raises:
+        BadData: the text is not JSON, or nested too deeply.
+    """
     if not isinstance(value, str):
         return value
     try:
@@ -46,7 +50,7 @@ def parsed(value: Any, where: str) -> Any:
 
 
 def list_of(value: Any, where: str) -> list[Any]:
-    """Returns a value that must be a list; null is an empty one; it may be given as JSON text.
+    """Returns a value that must be a list, or the JSON text of one; null is an empty list.
 
     Raises:
         BadData: it is something else.
@@ -60,10 +64,10 @@ def list_of(value: Any, where: str) -> list[Any]:
 
 
 def tools_of(value: Any, where: str) -> tuple[Message, ...]:
-    """Returns tools in OpenAI's format; they may be given as JSON text, and as bare functions.
+    """Returns a row's tools in OpenAI's format; they may be given as JSON text, and as bare functions.
 
     Raises:
-        BadData: one has no name.
+        BadData: one is no tool, or has no name.
     """
     found = []
     for at, tool in enumerate(list_of(value, where)):
@@ -78,7 +82,8 @@ def tools_of(value: Any, where: str) -> tuple[Message, ...]:
 
 
 def of_openai(given: Any, tools: Any, where: str) -> TrainedConversation:
-    """Returns the conversation in messages with role and content; an answer of weight 0 is not trained.
+    """Returns the conversation in a row's messages with role and content, and its tools; all answers are trained but
+    those of weight 0.
 
     Raises:
         BadData: one of them is not a message.
@@ -98,7 +103,8 @@ def of_openai(given: Any, tools: Any, where: str) -> TrainedConversation:
 
 
 def of_sharegpt(given: Any, tags: Tags, system: Any, tools: Any, where: str) -> TrainedConversation:
-    """Returns the conversation in messages with from and value, or the names in `tags`.
+    """Returns the conversation in a row's messages with from and value (or the names in `tags`), its system text and
+    its tools; all answers are trained.
 
     Raises:
         BadData: one of them is not a message.

@@ -13,10 +13,10 @@ _MOST_TIMES = 1000  # that all samples together may be repeated so that the rare
 
 
 def check_shares(settings: SampleSettings, sources: int) -> None:
-    """Raises an error if the shares of sources are invalid.
+    """Raises an error if the shares of data sources in `interleave_probs` are invalid.
 
     Raises:
-        UsageError: they are no shares of so many sources.
+        UsageError: they are not one positive share for each of so many sources, with the sum 1, or have no effect.
     """
     shares = settings.interleave_probs
     if not shares:
@@ -39,7 +39,7 @@ def check_shares(settings: SampleSettings, sources: int) -> None:
 def mixed(
     groups: Sequence[Sequence[Sample]], names: Sequence[str], settings: SampleSettings
 ) -> list[Sample]:
-    """Returns the samples of all sources in one order, the same one for the same seed.
+    """Returns the samples of all data sources in one order, as `mix_strategy` says; the same order for the same seed.
 
     `interleave_under` ends with the first source that has no more, `interleave_over` with the last one: until then
     the others begin again.

@@ -99,7 +99,8 @@ class ConversationCutter:
         self._stops = tuple(sorted(ends, key=len, reverse=True))
 
     def cut(self, conversation: TrainedConversation) -> CutConversation:
-        """Returns the samples of a conversation; none if no answer in it is trained.
+        """Returns the samples into which a conversation is cut, each as pieces of text that are trained or not, with
+        counts of answers that are treated specially; no samples if no answer in it is trained.
 
         Raises:
             BadCheckpoint: the template refuses the conversation, or is broken.
@@ -313,7 +314,9 @@ class ConversationCutter:
 def template_variables(
     texts: TextModel, settings: SampleSettings, tools: Sequence[Message] = ()
 ) -> dict[str, Any]:
-    """Returns the variables of the chat template for conversations with these tools."""
+    """Returns the variables that the chat template is given for a sample, by name: those of thinking, and `tools` if
+    there are any.
+    """
     variables = replace(texts.settings, thinking=settings.enable_thinking).variables
     return {**variables, "tools": list(tools)} if tools else variables
 

@@ -47,7 +47,7 @@ class ByteBar(Protocol):
     """A progress bar of bytes."""
 
     def update(self, *, done: int, total: int | None = None) -> None:
-        """Sets the number of bytes that were read."""
+        """Sets the numbers of bytes that the progress bar shows: those read so far, and all."""
 
 
 class ReadingListener(Protocol):
@@ -56,7 +56,9 @@ class ReadingListener(Protocol):
     def progress(
         self, title: str, total: int | None = None, *, unit: str = "B", done: int = 0
     ) -> AbstractContextManager[ByteBar]:
-        """Returns the progress bar of something that begins now and ends with the context."""
+        """Returns a context manager that shows a progress bar for something while its context is open, and gives the
+        bar.
+        """
 
 
 def read_samples(
@@ -65,7 +67,8 @@ def read_samples(
     settings: SampleSettings,
     listener: ReadingListener | None = None,
 ) -> SampleSet:
-    """Returns the samples of data files, in the order of their rows; of several sources in that of `mix_strategy`.
+    """Returns the samples that the rows of data files make, with counts of what was left out; in the order of the
+    rows, of several sources in that of `mix_strategy`.
 
     Raises:
         NotFound, BadData: a file cannot be read, or a row makes no sense, or nothing in them can be trained.
@@ -182,8 +185,9 @@ class _SampleMaker:
 def open_contents(
     source: DataSource, settings: SampleSettings, listener: ReadingListener | None
 ) -> Iterator[Iterator[tuple[DataRow, Content]]]:
-    """Opens a context with the rows of a source that are to be read and what each says: a random sample of them, cut to
-    the limit. A row that says nothing known raises BadData."""
+    """Opens a context that gives an iterator of (row, its conversation or text) of a data file's rows to be read: a
+    random sample of them if the source says so, cut to the limit. A row that says nothing known raises BadData.
+    """
     title, size = f"Reading {source.name}", source.path.stat().st_size
     with listener.progress(title, size) if listener else nullcontext() as bar:
         found: Iterable[DataRow] = rows(
@@ -202,7 +206,8 @@ def _contents(source: DataSource, found: Iterable[DataRow]) -> Iterator[tuple[Da
 
 
 def require_template(template: ChatTemplate, where: str) -> None:
-    """Raises an error if the model's template cannot render a conversation.
+    """Raises an error if the model has no chat template, so that the conversation in the row `where` cannot be
+    rendered.
 
     Raises:
         BadData: the model has no chat template.

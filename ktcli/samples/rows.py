@@ -56,7 +56,7 @@ class DataRow:
 
 
 def rows(path: Path, told: Told | None = None) -> Iterator[DataRow]:
-    """Yields the rows of a file, by the ending of its name.
+    """Yields the rows of a data file, read as JSON, JSON lines or CSV by the ending of its name.
 
     Raises:
         NotFound, BadData: it cannot be read, or has something in it that is not a row.
@@ -65,7 +65,7 @@ def rows(path: Path, told: Told | None = None) -> Iterator[DataRow]:
 
 
 def check_kind(path: Path) -> None:
-    """Raises an error if kt does not read files of this kind.
+    """Raises an error if kt does not read data files with the ending of this path.
 
     Raises:
         BadData: it does not; the hint says what to do.

@@ -35,7 +35,9 @@ class Sample:
 
     @property
     def trained_tokens(self) -> int:
-        """The number of tokens that are trained; the first one of a document is predicted from nothing."""
+        """The number of the sample's tokens that are trained; the first one does not count, as it is predicted from
+        nothing.
+        """
         return sum(self.trained[1:])
 
 
@@ -60,18 +62,20 @@ class DropCounter:
         self._found = {each.reason: each for each in begun}
 
     def add(self, reason: str, where: str) -> None:
-        """Counts a row."""
+        """Counts a row that is left out or changed for this reason; `where` names the row, for people."""
         found = self._found.get(reason, DropCount(reason, 0, where))
         self._found[reason] = replace(found, rows=found.rows + 1)
 
     @property
     def counts(self) -> tuple[DropCount, ...]:
-        """What was counted."""
+        """The number of rows that were left out or changed, for each reason, in the order of the first of each."""
         return tuple(self._found.values())
 
     @property
     def sentence(self) -> str:
-        """What was counted, for people; empty: nothing was."""
+        """The reasons for which rows were left out or changed, with their numbers, as text for people; empty if there
+        were none.
+        """
         return "; ".join(
             f"{each.reason} ({each.rows:,}, first {each.first})" for each in self.counts
         )
@@ -96,7 +100,9 @@ class SampleSet:
 
 
 def require_within(cutoff_len: int, context: int, model: str) -> None:
-    """Raises UsageError if samples may be longer than the context of the model of this name."""
+    """Raises UsageError if `cutoff_len`, the most tokens of a sample, is more than the context of the model of this
+    name.
+    """
     if cutoff_len > context:
         raise UsageError(
             f"cutoff_len {cutoff_len:,} is more than the {context:,} tokens of {model}",

@@ -24,7 +24,7 @@ _GREEN, _DIM, _PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
 
 
 def shown(samples: SampleSet, texts: TextModel, count: int, *, colour: bool) -> str:
-    """Returns the first `count` samples as text, and counts of all of them.
+    """Returns the first `count` samples as text for people, and counts of all of them.
 
     Args:
         colour: whether what is trained is green, and control tokens that are not are dim; else ⟦…⟧ is around what is
@@ -35,7 +35,9 @@ def shown(samples: SampleSet, texts: TextModel, count: int, *, colour: bool) -> 
 
 
 def document(samples: SampleSet, texts: TextModel, count: int) -> dict[str, Any]:
-    """Returns the samples as tokens, and the counts, for JSON."""
+    """Returns a dict for JSON: counts of rows, samples and tokens, what was dropped, notes, and the first `count`
+    samples with their ids and texts.
+    """
     longest = max(samples.samples, key=lambda each: len(each.ids))
     return {
         "rows": samples.rows,

@@ -63,7 +63,8 @@ class DataSource:
 def sources_of(
     names: Sequence[str], dataset_dir: Path | None, data: Sequence[Path]
 ) -> tuple[DataSource, ...]:
-    """Returns the sources of datasets by name, and of files.
+    """Returns the data files to read, with the options for reading their rows: first those in `data`, then the named
+    datasets.
 
     Args:
         names: entries of `dataset_info.json`.

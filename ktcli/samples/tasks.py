@@ -51,11 +51,11 @@ class Task:
 
     @property
     def right(self) -> int:
-        """The index of the right answer among the choices."""
+        """The index of the right answer in `choices`."""
         return self.choices.index(self.reference)
 
     def answered(self, text: str) -> TrainedConversation:
-        """Returns the conversation that ends with this answer, the only part that is trained."""
+        """Returns the task's conversation with this text as its last answer, the only part that is trained."""
         answer = {"role": "assistant", "content": text}
         trained = (*(False for _ in self.messages), True)
         return TrainedConversation((*self.messages, answer), trained, self.tools)
@@ -77,10 +77,10 @@ class TaskSet:
     dropped: tuple[DropCount, ...]
 
     def without(self, left_out: Mapping[int, str]) -> TaskSet:
-        """Returns the set without some tasks.
+        """Returns a copy of the set without some tasks, which are counted as dropped.
 
         Args:
-            left_out: the reason for each, by its number.
+            left_out: the reason for each task that is left out, by its index.
         """
         kept = tuple(task for n, task in enumerate(self.tasks) if n not in left_out)
         drops = DropCounter(self.dropped)
@@ -95,7 +95,8 @@ def read_tasks(
     settings: SampleSettings,
     listener: ReadingListener | None = None,
 ) -> TaskSet:
-    """Returns the tasks of a data file, in the order of its rows.
+    """Returns the tasks of a data file, each a question and its right answer, in the order of its rows, with counts of
+    rows that are not asked.
 
     Raises:
         NotFound, BadData: it cannot be read, or a row makes no sense, or is plain text, or none has a right answer.

@@ -54,20 +54,20 @@ class AdapterEntry:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of its files."""
+        """The number of bytes of the adapter's files, from its manifest."""
         return sum(record.size_bytes for record in self.records)
 
 
 def folder() -> Path:
-    """Returns the path of the folder of adapters, which need not exist."""
+    """Returns the path of the library's folder of LoRA adapters, which need not exist."""
     return config.home() / "adapters"
 
 
 def require_name(name: str) -> str:
-    """Returns a name if an adapter can be called so.
+    """Returns `name` unchanged, if it is valid as the name of an adapter.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: it is not.
     """
     if not places.is_name(name):
         raise UsageError(
@@ -79,7 +79,7 @@ def require_name(name: str) -> str:
 
 
 def require_free(name: str) -> None:
-    """Raises UsageError if an adapter has this name.
+    """Raises UsageError if an adapter in the library has this name, in upper or lower case.
 
     Raises:
         UsageError: one has it.
@@ -92,7 +92,7 @@ def require_free(name: str) -> None:
 
 
 def every() -> tuple[AdapterEntry, ...]:
-    """Returns all adapters, in alphabetical order.
+    """Returns all LoRA adapters in the library, in alphabetical order; unusable ones too.
 
     Raises:
         KtError: the folder cannot be read.
@@ -102,14 +102,14 @@ def every() -> tuple[AdapterEntry, ...]:
 
 
 def find(name: str) -> AdapterEntry | None:
-    """Returns the adapter of a name, upper or lower case; None: there is none."""
+    """Returns the library's adapter with this name, in upper or lower case; None: there is none."""
     if not places.is_name(name):
         return None
     return next((each for each in every() if each.name.lower() == name.lower()), None)
 
 
 def resolve(name: str) -> AdapterEntry:
-    """Returns the adapter of a name.
+    """Returns the library's adapter with this name, in upper or lower case.
 
     Raises:
         NotFound: there is none. BadCheckpoint: its manifest is damaged.
@@ -166,8 +166,9 @@ def _document(base: str, records: Sequence[FileRecord]) -> str:
 
 
 def unchanged(entry: AdapterEntry) -> dict[str, str]:
-    """Returns the SHA-256 of those files of an adapter, by name, that have not been touched since its manifest was
-    written; of others only reading them tells."""
+    """Returns the SHA-256, by file name, of those files of an adapter whose size and change time show that nobody has
+    touched them since its manifest was written; the others would have to be read.
+    """
     try:
         written_ns = (entry.path / MANIFEST).stat().st_ctime_ns
     except OSError:
@@ -191,8 +192,8 @@ def _is_as_written(entry: AdapterEntry, record: FileRecord, written_ns: int) -> 
 
 @contextmanager
 def pulling(name: str) -> Iterator[Path]:
-    """Opens a context that reserves the name of an adapter to download; yields a hidden folder for its files, which are
-    kept until `pulled`, so that the next pull resumes.
+    """Reserves the name of an adapter that is downloaded; the `with` gives a hidden folder for its files, which stays
+    until `pulled` removes it, so that the next pull resumes.
 
     Raises:
         Busy: another process fetches it. KtError: the library cannot be written.
@@ -205,7 +206,7 @@ def pulling(name: str) -> Iterator[Path]:
 
 
 def pulled(stage: Path) -> None:
-    """Removes the folder of a pull that has ended."""
+    """Deletes the hidden folder of an adapter's download (see `pulling`), once it has ended."""
     shutil.rmtree(stage, ignore_errors=True)
 
 
@@ -215,8 +216,8 @@ def _pull_lock(name: str) -> Path:
 
 @contextmanager
 def arriving(name: str) -> Iterator[Path]:
-    """Opens a context that reserves the name of an adapter to import; yields an empty hidden folder for its files,
-    which is removed at the end unless `complete` was called.
+    """Reserves the name of an adapter that is imported; the `with` gives an empty hidden folder for its files, which is
+    deleted at the end unless `complete` has renamed it.
 
     Raises:
         UsageError: the name is taken. Busy: another process imports it. KtError: the library cannot be written.
@@ -242,10 +243,11 @@ def arriving(name: str) -> Iterator[Path]:
 def copy(
     source: Path, target: Path, names: Sequence[str], advance: Callable[[int], None]
 ) -> tuple[FileRecord, ...]:
-    """Copies files; returns their records, with the hashes of the written bytes.
+    """Copies the files `names` from the folder `source` to `target`; returns a record of each: its name, its size, and
+    the SHA-256 of the written bytes.
 
     Args:
-        advance: called with the bytes of each piece.
+        advance: called with the number of bytes of each piece.
     Raises:
         NotEnoughDisk: they do not fit. OSError: one cannot be read or written.
     """
@@ -273,8 +275,12 @@ def _copied(source: Path, target: Path, advance: Callable[[int], None]) -> FileR
 
 
 def complete(stage: Path, name: str, base: str, records: Sequence[FileRecord]) -> AdapterEntry:
-    """Renames the folder of an import to its final name; returns the adapter.
+    """Writes the manifest into the folder of an adapter's import and renames the folder to the adapter's name; returns
+    the new entry of the library.
 
+    Args:
+        base: the name of the base model.
+        records: the adapter's files.
     Raises:
         OSError: it cannot be written.
     """
@@ -287,7 +293,9 @@ def complete(stage: Path, name: str, base: str, records: Sequence[FileRecord]) -
 
 
 def leftovers() -> tuple[Path, ...]:
-    """Returns the paths of folders left by killed imports and removals."""
+    """Returns the paths of the hidden folders left by killed imports and removals of adapters, and by interrupted
+    downloads.
+    """
     try:
         names = sorted(os.listdir(folder()))
     except OSError:
@@ -304,7 +312,7 @@ def _is_left(name: str) -> bool:
 
 
 def remove(entry: AdapterEntry) -> int:
-    """Deletes an adapter; returns the bytes freed.
+    """Deletes an adapter from the library; returns the number of bytes freed.
 
     Raises:
         Busy: another process works on it. KtError: the system refuses.

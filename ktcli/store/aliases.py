@@ -52,7 +52,7 @@ class Alias:
 
 
 def every() -> tuple[Alias, ...]:
-    """Returns all aliases, in alphabetical order.
+    """Returns all aliases (names that users gave to models), in alphabetical order.
 
     Raises:
         KtError: the file cannot be read, or is no file of aliases.
@@ -61,7 +61,8 @@ def every() -> tuple[Alias, ...]:
 
 
 def target_of(name: str) -> str:
-    """Returns the text that an alias stands for, in any case; empty: there is no such alias, or a model has this name.
+    """Returns the text, such as a model's name, that the alias `name` stands for, in upper or lower case; empty: there
+    is no such alias, or a model in the library has this name.
 
     Raises:
         UsageError: it leads back to itself. KtError: the file, or its entry there, cannot be read.
@@ -79,8 +80,8 @@ def target_of(name: str) -> str:
 
 
 def preset_of(model: str) -> Preset:
-    """Returns the preset of a model name: that of an alias, over that of the alias that it stands for, over that of a
-    model of Ollama's.
+    """Returns the values for answers (sampling, system text, context …) that a model's name presets: those of an alias,
+    over those of the alias that it stands for, over those of a model of Ollama's; an empty preset if there are none.
 
     Raises:
         KtError: as `target_of`; or the model of Ollama's cannot be read.
@@ -103,7 +104,9 @@ def _stem(model: str) -> str:
 
 
 def is_hidden(alias: Alias) -> bool:
-    """Returns whether a model has the name of an alias, which is then not used."""
+    """Returns whether a model of the catalogue or the library has the name of an alias, so that the alias is not
+    used.
+    """
     return catalog.find(alias.name) is not None or places.is_taken(alias.name)
 
 
@@ -126,10 +129,11 @@ def require_free(name: str) -> None:
 
 
 def save(name: str, target: str, preset: Preset = NOTHING) -> str:
-    """Saves an alias for a text; returns the text that it stood for before, empty: none.
+    """Saves the alias `name` for the text `target`, replacing one of this name; returns the text that it stood for
+    before, empty: there was none.
 
     Raises:
-        UsageError: the name cannot be one, or would stand for itself. KtError: the library cannot be written.
+        UsageError: the name cannot be an alias, or would stand for itself. KtError: the library cannot be written.
     """
     require_free(name)
     with _changing():
@@ -146,7 +150,7 @@ def save(name: str, target: str, preset: Preset = NOTHING) -> str:
 
 
 def change(name: str, preset: Preset) -> Alias:
-    """Updates the values of an alias's preset; returns the alias.
+    """Sets values of an alias's preset, whose other values stay; returns the changed alias.
 
     Raises:
         NotFound: there is no such alias. KtError: its entry cannot be read, or the library cannot be written.
@@ -164,17 +168,19 @@ def change(name: str, preset: Preset) -> Alias:
 
 
 def absent(name: str, known: Iterable[Alias], instead: str) -> NotFound:
-    """Returns the error for a missing alias, with the nearest name; `instead` is the hint where none is near."""
+    """Returns the error to raise for an alias that does not exist; its hint is the nearest name in `known`, or
+    `instead` where none is near.
+    """
     near = catalog.nearest(name, tuple(each.name for each in known))
     hint = f"did you mean: {', '.join(near)}" if near else instead
     return NotFound(f"there is no alias {name[:120]!r}", hint=hint)
 
 
 def remove(name: str) -> Alias:
-    """Removes an alias, and nothing else; returns it.
+    """Removes an alias, but not the model that it stands for; returns the removed alias.
 
     Raises:
-        NotFound: there is none; the hint has the nearest.
+        NotFound: there is no such alias; the hint has the nearest.
     """
     with _changing():
         known = _read()

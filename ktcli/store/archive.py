@@ -32,7 +32,7 @@ class Flusher:
         self._unflushed = 0
 
     def put(self, data: bytes) -> None:
-        """Writes all of `data` to the file, and flushes it at intervals.
+        """Writes all of `data` to the file, and flushes the file to the disk whenever FLUSH_BYTES have been written.
 
         Raises:
             OSError: the system refuses.
@@ -51,7 +51,9 @@ class Flusher:
 
 
 def padding(size_bytes: int) -> int:
-    """Returns the number of zero bytes behind a member of `size_bytes` bytes."""
+    """Returns the number of zero bytes that follow a member of `size_bytes` bytes in a tar archive, to fill its last
+    block.
+    """
     return -size_bytes % tarfile.BLOCKSIZE
 
 
@@ -74,11 +76,11 @@ class Archive:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing has been read, though something was asked for."""
+        """Whether no byte of the archive has been read; after an attempt to read, this means that it is empty."""
         return self._at == 0
 
     def read(self, size: int) -> bytes:
-        """Returns the next `size` bytes, fewer only at the end of the archive."""
+        """Returns the next `size` bytes of the archive, fewer only at its end."""
         parts, left = [], size
         while left and (part := os.read(self._descriptor, min(left, _BLOCK))):
             parts.append(part)
@@ -87,7 +89,7 @@ class Archive:
         return b"".join(parts)
 
     def exactly(self, size: int) -> bytes:
-        """Returns the next `size` bytes.
+        """Returns the next `size` bytes of the archive.
 
         Raises:
             BadCheckpoint: the archive ends before.
@@ -98,7 +100,11 @@ class Archive:
         return data
 
     def skip(self, size: int) -> None:
-        """Skips the next `size` bytes."""
+        """Skips the next `size` bytes of the archive.
+
+        Raises:
+            BadCheckpoint: the archive ends before.
+        """
         if self._size is None:
             for begin in range(0, size, _BLOCK):
                 self.exactly(min(_BLOCK, size - begin))
@@ -109,7 +115,8 @@ class Archive:
             os.lseek(self._descriptor, size, os.SEEK_CUR)
 
     def header(self) -> tarfile.TarInfo | None:
-        """Returns the header of the next member, which must be a regular file; None: the archive ends here.
+        """Returns the tar header of the archive's next member, which must be a regular file; None: the archive ends
+        here.
 
         Raises:
             BadCheckpoint: it is something else, or no header of a tar archive.
@@ -152,14 +159,16 @@ class Archive:
         return info
 
     def bad(self, what: str) -> BadCheckpoint:
-        """Returns an error about the archive whose message names the position: "FILE …, at byte N"."""
+        """Returns an error about the archive with the message "FILE `what` (byte N)", where N is the position read up
+        to.
+        """
         return BadCheckpoint(
             f"{self.name} {what} (byte {self._at:,})",
             hint="export the model again, and copy it again",
         )
 
     def cut(self) -> BadCheckpoint:
-        """Returns the error that the archive ends too early."""
+        """Returns the error to raise because the archive ends too early; its message has the position."""
         return BadCheckpoint(
             f"{self.name} ends too early, at byte {self._at:,}",
             hint="copy it again; imported files are kept, and the same command continues from there",

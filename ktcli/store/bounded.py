@@ -38,20 +38,20 @@ class BoundedTransfer(Transfer):
         self._fetching: BackgroundCall[None] | None = None
 
     def start(self) -> None:
-        """Starts fetching the files that are allowed, in a thread of its own."""
+        """Starts a thread that downloads the files that are allowed, see `allow`."""
         self._fetching = BackgroundCall(lambda: self.run(lambda n: None), "kt-stream")
 
     def allow(self, count: int) -> None:
-        """Allows the first `count` files to be fetched."""
+        """Allows the first `count` files of the transfer to be downloaded."""
         with self._moved:
             self._allowed = count
             self._moved.notify_all()
 
     def wait_for(self, name: str, waiting: Callable[[], None]) -> None:
-        """Waits until a file is complete and verified.
+        """Waits until the file `name` is downloaded completely and verified.
 
         Args:
-            waiting: called now and then.
+            waiting: called about every POLL_S seconds meanwhile.
         Raises:
             HubError, OSError: as of `run`; what stopped the transfer.
         """
@@ -64,7 +64,7 @@ class BoundedTransfer(Transfer):
             waiting()
 
     def stop(self) -> None:
-        """Stops the transfer; files that arrived are kept."""
+        """Stops the transfer, and waits up to two seconds for its thread; files that arrived are kept."""
         self._stop.set()
         if self._fetching is not None:
             self._fetching.wait(2.0)

@@ -49,23 +49,28 @@ class BundlePart:
 
     @property
     def kind(self) -> EntryKind:
-        """The kind of entry: a conversion if it has formats, else a checkpoint."""
+        """The kind of library entry that the part is: a conversion if it has formats, else a checkpoint."""
         return EntryKind.PACK if self.formats else EntryKind.CHECKPOINT
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all its files."""
+        """The number of bytes of all files of the part."""
         return sum(file.size_bytes for file in self.files)
 
     def folder(self, name: str) -> str:
-        """Returns the part's folder in the archive, for a model of this name."""
+        """Returns the path of the part's folder in the archive, for a model of this name: "packs/NAME@FORMATS" or
+        "checkpoints/NAME".
+        """
         return (
             f"{self.kind.value}s/{name}@{self.formats}" if self.formats else f"checkpoints/{name}"
         )
 
     def refuse_other(self, data: bytes) -> None:
-        """Raises ValueError if a manifest does not list exactly the other files of this part.
+        """Raises ValueError unless a manifest has the part's formats, lists exactly the part's other files, and is
+        undamaged.
 
+        Args:
+            data: the contents of the manifest.
         Raises:
             ValueError: it does not; the message completes "it …".
         """
@@ -94,16 +99,20 @@ class Bundle:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all files of its parts."""
+        """The number of bytes of all files of the bundle's parts, without the heat map."""
         return sum(part.size_bytes for part in self.parts)
 
     @property
     def identity(self) -> str:
-        """The hash of everything but the heat map, which changes whenever somebody talks to the model."""
+        """The SHA-256, hexadecimal, of the bundle's list without the heat map, which changes whenever somebody talks to
+        the model.
+        """
         return hashlib.sha256(Bundle(self.name, self.parts).encode()).hexdigest()
 
     def members(self) -> Iterator[FileRecord]:
-        """Yields every member behind the list, by its name there, in the order of the archive."""
+        """Yields the record (name in the archive, size, SHA-256) of every member that follows the list, in the order of
+        the archive.
+        """
         if self.heat is not None:
             yield FileRecord(f"heat/{self.name}.json", self.heat.size_bytes, self.heat.sha256)
         for part in self.parts:
@@ -113,7 +122,7 @@ class Bundle:
                 )
 
     def encode(self) -> bytes:
-        """Returns the bundle as the bytes of the list at its beginning."""
+        """Returns the JSON bytes of kt-bundle.json, the list at the beginning of the bundle's archive."""
         parts = [
             {"kind": part.kind.value, "formats": part.formats, "files": list(map(_row, part.files))}
             for part in self.parts
@@ -124,7 +133,7 @@ class Bundle:
 
 
 def parse(data: bytes) -> Bundle:
-    """Returns the bundle that a list describes.
+    """Returns the bundle that the contents of a kt-bundle.json, the list at the beginning of an archive, describe.
 
     Raises:
         ValueError: it is none, or it asks for what no bundle of kt's has; the message completes "it …".
@@ -155,7 +164,7 @@ def is_name(text: str) -> bool:
 
 
 def head(name: str, size_bytes: int) -> bytes:
-    """Returns the tar header of a member, which depends on the arguments only."""
+    """Returns the bytes of the tar header of a member with this name and size, which depend on nothing else."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = size_bytes, 0o644
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
@@ -187,7 +196,7 @@ def _part(row: object) -> BundlePart:
 
 
 def refuse_name(name: str) -> None:
-    """Raises ValueError for a name that no file of a model has.
+    """Raises ValueError for a name that no file of a model may have, such as a hidden one, or one that kt uses itself.
 
     Raises:
         ValueError: this is one of them; the message completes "it …".

@@ -33,7 +33,8 @@ _MARKS = "kt-import."  # begins what an import keeps in a folder beside the file
 
 
 def read_list(archive: Archive) -> Bundle:
-    """Returns the list at the beginning of a bundle.
+    """Returns the bundle that the list at the beginning of an archive describes; the archive is read up to the end of
+    the list.
 
     Raises:
         BadCheckpoint: it is no bundle, or a damaged one.
@@ -71,11 +72,13 @@ class Arrival:
 
     @property
     def mark(self) -> Path:
-        """The path of the file that records an interrupted import."""
+        """The path of the file in the part's folder that records an interrupted import."""
         return self.folder / scan.IMPORTING
 
     def has(self, file: FileRecord) -> bool:
-        """Returns whether a file arrived in an earlier run: it has its final name only once it is verified."""
+        """Returns whether a file of the part is in the library already: the part was there, or the file arrived in an
+        earlier run, as it has its final name only once it is verified.
+        """
         if self.known:
             return True
         try:
@@ -85,8 +88,8 @@ class Arrival:
         return stat.S_ISREG(status.st_mode) and status.st_size == file.size_bytes
 
     def leftovers(self) -> set[str]:
-        """Returns the names of the files in its folder that exist only during an import, remains of killed ones
-        included.
+        """Returns the names of the files in the part's folder that exist only during an import, including those left by
+        killed imports.
         """
         own = f"{self.part.kind.manifest}."
         return {
@@ -97,8 +100,8 @@ class Arrival:
         }
 
     def tidy(self) -> None:
-        """Removes the files that only an import has, once the part is complete, and a folder in which nothing
-        arrived.
+        """Deletes the files in the part's folder that exist only during an import, if the part is complete or none of
+        its files arrived; in the latter case, the folder too.
         """
         there, own = set(os.listdir(self.folder)), self.leftovers()
         if self.part.kind.manifest in there or there == own:
@@ -109,14 +112,14 @@ class Arrival:
 
     @property
     def missing_bytes(self) -> int:
-        """The number of bytes that are still to be written."""
+        """The number of bytes of the part's files that are not in the library yet."""
         return sum(file.size_bytes for file in self.part.files if not self.has(file))
 
 
 def receive(
     archive: Archive, bundle: Bundle, name: str, arguments: Sequence[str], watcher: Watcher
 ) -> list[Entry]:
-    """Writes the parts of a bundle into the library; returns their entries.
+    """Writes the parts of a bundle, a checkpoint or conversions, into the library; returns their library entries.
 
     Args:
         archive: read up to the end of its list, which is `bundle`.

@@ -57,17 +57,19 @@ class Export:
 
     @property
     def total_bytes(self) -> int:
-        """The size of the archive in bytes."""
+        """The size in bytes of the whole tar archive."""
         return sum(_room(each) for each in self.pieces()) + len(_END)
 
     def pieces(self) -> Iterator[FileRecord]:
-        """Yields the members of the archive, the list among them."""
+        """Yields the records (name, size, SHA-256) of all members of the archive in their order, the list first."""
         text = self.bundle.encode()
         yield FileRecord(LIST, len(text), hashlib.sha256(text).hexdigest())
         yield from self.bundle.members()
 
     def source(self, member: FileRecord) -> Path | bytes:
-        """Returns the bytes of a member, or the path of the file that has them."""
+        """Returns the path of the file that a member of the archive is copied from; for the list and the heat map, the
+        member's bytes.
+        """
         if member.name == LIST:
             return self.bundle.encode()
         for part, folder in zip(self.bundle.parts, self.folders, strict=True):
@@ -78,7 +80,8 @@ class Export:
 
 
 def gather(entries: Sequence[Entry]) -> Export:
-    """Returns the bundle of complete entries of one model. No file of theirs is read but the manifests.
+    """Returns what an archive of complete library entries of one model consists of: the bundle, the entries' folders
+    and the heat map. No file of the entries is read but the manifests.
 
     Raises:
         NotFound: nobody recorded the hashes of one. BadCheckpoint: its manifest is damaged.
@@ -126,7 +129,7 @@ def _part(entry: Entry) -> BundlePart:
 
 
 def write_stream(what: Export, descriptor: int, watcher: Watcher) -> None:
-    """Writes an archive into a pipe.
+    """Writes the tar archive of an export into a pipe, given by its descriptor.
 
     Raises:
         KtError: a file cannot be read or has a checksum mismatch. OSError: the pipe refuses.
@@ -140,7 +143,8 @@ def write_stream(what: Export, descriptor: int, watcher: Watcher) -> None:
 
 
 def write_file(what: Export, target: Path, watcher: Watcher) -> None:
-    """Writes an archive to a file, which appears when it is whole; resumes where an earlier run stopped.
+    """Writes the tar archive of an export to the file `target`, which appears when it is whole; resumes where an
+    earlier run stopped.
 
     Raises:
         UsageError: the file exists, or beside it FILE.part, which is of something else.

@@ -39,13 +39,13 @@ class Published:
 
     @property
     def reference(self) -> str:
-        """The text that means this repository in any command."""
+        """The repository as any command takes it: its id on Hugging Face."""
         return self.repositories["hf"]
 
 
 @cache
 def published() -> tuple[Published, ...]:
-    """Returns the known repositories without a profile, by name."""
+    """Returns the published repositories of models that kt runs but has no profile of, sorted by id."""
     table = tomllib.loads(data_path("profiles", "published.toml").read_text(encoding="utf-8"))
     found = [
         Published(row["model_type"], {hub: row[hub] for hub in HUBS if hub in row})
@@ -55,31 +55,34 @@ def published() -> tuple[Published, ...]:
 
 
 def folder() -> Path:
-    """Returns the path of the folder of the user's own profiles, which need not exist."""
+    """Returns the path of the folder of the user's own model profiles, which need not exist."""
     return settingsfile.path().parent / "catalog.d"
 
 
 def names() -> tuple[str, ...]:
-    """Returns every short name, in alphabetical order."""
+    """Returns the short names of all models with a profile, the user's own included, in alphabetical order."""
     return tuple(sorted({*_shipped(), *_own()}))
 
 
 def faults() -> tuple[KtError, ...]:
-    """Returns the errors in the user's profiles, one for each file."""
+    """Returns the errors in the user's own model profiles, one for each file that cannot be used."""
     return tuple(each for each in _all_own().values() if isinstance(each, KtError))
 
 
 def find(name: str) -> ModelProfile | None:
-    """Returns the profile of a short name, in any case; None if there is none that can be read."""
+    """Returns the profile of the model with this short name, in upper or lower case; None if there is none that can be
+    read.
+    """
     lower = name.lower()
     return _load(lower) if lower in _shipped() else _own().get(lower)
 
 
 def get(name: str) -> ModelProfile:
-    """Returns the profile of a short name.
+    """Returns the profile of the model with this short name, in upper or lower case.
 
     Raises:
-        NotFound: there is none; the hint has the nearest names.
+        NotFound: there is none; the hint has the nearest names. KtError: the user's profile of this name cannot be
+            read.
     """
     profile = find(name)
     if profile is None:
@@ -88,7 +91,9 @@ def get(name: str) -> ModelProfile:
 
 
 def by_repository(hub: str, repository: str) -> ModelProfile | None:
-    """Returns the profile whose weights are this repository; one of ours before one of the user's."""
+    """Returns the profile of the model whose weights are this repository of a hub ("hf" or "ms"); one that ships with
+    kt before one of the user's; None: there is none.
+    """
     wanted = repository.lower()
     for name in sorted(names(), key=lambda each: each not in _shipped()):
         profile = get(name)
@@ -98,7 +103,12 @@ def by_repository(hub: str, repository: str) -> ModelProfile | None:
 
 
 def unknown(name: str, also: tuple[str, ...] = ()) -> KtError:
-    """Returns the error for an unknown name, or one whose profile cannot be read; `also` are names of the library."""
+    """Returns the error for a model's name that the catalogue does not know, or whose profile cannot be read; the hint
+    has similar names.
+
+    Args:
+        also: names of the library, which may be suggested too.
+    """
     if isinstance(own := _all_own().get(name.lower()), KtError):
         return own
     if (refused := unsupported_named(name)) is not None:
@@ -110,8 +120,8 @@ def unknown(name: str, also: tuple[str, ...] = ()) -> KtError:
 
 
 def nearest(name: str, known: tuple[str, ...]) -> list[str]:
-    """Returns at most three names similar to `name`: models with routed experts, best first, then the nearest of
-    all.
+    """Returns at most three of the names in `known` that are similar to `name`: models with routed experts first, best
+    first, and in any case the most similar of all; [] if none is similar.
     """
     from difflib import get_close_matches
 
@@ -134,8 +144,8 @@ def _is_dense(name: str) -> bool:
 
 
 def repositories_like(hub: str, repository: str) -> list[str]:
-    """Returns at most three repositories of the catalogue with names similar to one, those with routed experts
-    first.
+    """Returns the ids of at most three repositories of the catalogue on a hub that are similar to `repository`, models
+    with routed experts first; [] if none is similar.
     """
     from difflib import get_close_matches
 
@@ -145,13 +155,16 @@ def repositories_like(hub: str, repository: str) -> list[str]:
 
 
 def matching(words: str) -> tuple[ModelProfile, ...]:
-    """Returns the profiles, in alphabetical order, that have each of the words, upper or lower case, in the name,
-    the title, the model type or the id of a repository."""
+    """Returns the profiles of models, in alphabetical order, that have each of the words, upper or lower case, in the
+    name, the title, the model type or the id of a repository.
+    """
     return tuple(profile for profile in map(get, names()) if _says(words, _spoken_of(profile)))
 
 
 def published_matching(words: str) -> tuple[Published, ...]:
-    """Returns the repositories without a profile that have each of the words in the model type or an id."""
+    """Returns the published repositories of models without a profile that have each of the words, upper or lower case,
+    in the model type or an id.
+    """
     return tuple(
         each
         for each in published()

@@ -18,7 +18,8 @@ from ktcli.store.retrying import Tell, silent, with_retries
 
 
 def look(reference: Reference, *, tell: Tell = silent) -> tuple[Hub, Snapshot]:
-    """Looks a reference up on its hubs in turn; returns the first that has the repository, and its snapshot there.
+    """Asks the hubs of a reference in turn for its repository; returns the first hub that has it, and the repository's
+    snapshot (revision and files) there.
 
     Args:
         tell: is given a sentence when a hub is waited for, or passed over.
@@ -49,7 +50,9 @@ def look(reference: Reference, *, tell: Tell = silent) -> tuple[Hub, Snapshot]:
 
 
 def candidates(reference: Reference) -> tuple[tuple[str, str], ...]:
-    """Returns the hubs to ask in turn, each with the id of the repository there."""
+    """Returns the hubs to ask for a model, in that order: pairs of the hub's short name ("hf", "ms") and the id of the
+    repository there.
+    """
     first = (reference.hub, reference.repository)
     if not reference.anywhere:
         return (first,)
@@ -58,7 +61,7 @@ def candidates(reference: Reference) -> tuple[tuple[str, str], ...]:
 
 
 def only_from(reference: Reference, hub: str) -> Reference:
-    """Returns the reference to the same model on one hub alone.
+    """Returns the reference to the same model on one hub alone, which no other hub is asked for.
 
     Raises:
         UsageError: it is no model of a hub, or of another one, or kt does not know its id there.

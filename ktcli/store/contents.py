@@ -18,7 +18,9 @@ _PIECES, _PIECE_BYTES = 8, 4096
 
 
 def parts(file: Path) -> list[Path]:
-    """Returns the files on disk of the numbered set that a GGUF file belongs to."""
+    """Returns the paths of the files on disk of the numbered set that a GGUF file belongs to (NAME-00001-of-00003.gguf
+    …), or of the file alone; [] if there are none.
+    """
     try:
         there = set(os.listdir(file.parent))  # a name may claim a set of 99,999 files
     except OSError:
@@ -31,7 +33,7 @@ def parts(file: Path) -> list[Path]:
 
 
 def names(folder: Path) -> list[str]:
-    """Returns the names in a folder, in order; none if there is no such folder.
+    """Returns the names of the files and folders in a folder, sorted; [] if there is no such folder.
 
     Raises:
         KtError: it cannot be read.
@@ -45,13 +47,13 @@ def names(folder: Path) -> list[str]:
 
 
 def weights(folder: Path) -> list[Path]:
-    """Returns the safetensors files of a folder, by name."""
+    """Returns the paths of the safetensors files in a folder, sorted by name."""
     return sorted(each for each in folder.glob("*.safetensors") if each.is_file())
 
 
 def sample(files: Iterable[Path]) -> str:
-    """Returns a hash of the sizes, names and a few bytes of files, which tells a replaced file even if its times are
-    unchanged.
+    """Returns the SHA-256, hexadecimal, of the names, sizes and a few bytes of files, which tells a replaced file even
+    if its times are unchanged.
 
     Raises:
         OSError: one cannot be read.
@@ -68,7 +70,9 @@ def sample(files: Iterable[Path]) -> str:
 
 
 def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yields every regular file below `folder`; links are neither followed nor returned."""
+    """Yields the path and the stat result of every regular file below `folder`; links are neither followed nor
+    returned, and a folder that cannot be read counts as empty.
+    """
     try:
         items = sorted(os.scandir(folder), key=lambda item: item.name)
     except OSError:
@@ -85,16 +89,16 @@ def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def written_bytes(folder: Path, *, below: bool = True) -> int:
-    """Returns the bytes on disk of the files of a folder, and of its subfolders if `below`; gaps in partial files do
-    not count.
+    """Returns the number of bytes that the files of a folder, and of its subfolders if `below`, have on disk; gaps in
+    partial files do not count.
     """
     found = (each for path, each in walk(folder) if below or path.parent == folder)
     return sum(min(each.st_size, _SECTOR * each.st_blocks) for each in found)
 
 
 def bytes_below(folder: str | Path) -> int:
-    """Returns the bytes of every regular file below a folder, as `walk` finds them, without a path object for each of
-    thousands.
+    """Returns the total size in bytes of every regular file below a folder, as `walk` finds them, without a path object
+    for each of thousands.
     """
     total = 0
     try:
@@ -112,7 +116,7 @@ def bytes_below(folder: str | Path) -> int:
 
 @contextlib.contextmanager
 def removing(path: Path, hint: str = "") -> Iterator[None]:
-    """Opens a context in which an error of the system is the refusal to remove `path`.
+    """Opens a context in which an OSError becomes a KtError that says that `path` cannot be removed, with this hint.
 
     Raises:
         KtError: the system refuses.
@@ -125,12 +129,14 @@ def removing(path: Path, hint: str = "") -> Iterator[None]:
 
 
 def put_aside(folder: Path) -> Path:
-    """Renames a folder that is to be deleted, so that nothing incomplete keeps its name; returns its new path."""
+    """Renames a folder that is to be deleted to a hidden name, so that nothing incomplete keeps its name; returns its
+    new path.
+    """
     trash = folder.with_name(f".{folder.name}.removed.{os.getpid()}")
     folder.rename(trash)
     return trash
 
 
 def discard(folder: Path) -> None:
-    """Deletes a folder; whatever interrupts the deletion, nothing incomplete keeps its name."""
+    """Deletes a folder and all in it; whatever interrupts the deletion, nothing incomplete keeps its name."""
     shutil.rmtree(put_aside(folder))

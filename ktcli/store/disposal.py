@@ -43,8 +43,8 @@ class Disposal:
 
     @classmethod
     def of(cls, models: Sequence[str]) -> Disposal:
-        """Returns the plan to remove the entries with these names, as `kt list` shows them: a name without formats
-        means everything of a model.
+        """Returns the plan to remove the library entries with these names, as `kt list` shows them: a name without
+        formats means everything of a model.
 
         Raises:
             NotFound: there is no such model. UsageError: it does not lie in the library folder.
@@ -58,11 +58,12 @@ class Disposal:
         return cls(tuple(chosen.values()), frozenset(whole - {""}))
 
     def pages(self) -> tuple[StoredPages, ...]:
-        """Returns the KV pages on disk that are removed with the entries."""
+        """Returns the stored KV pages that removing the entries also removes from the disk."""
         return removal.pages_of([entry for entry in self.entries if entry.complete], self.whole)
 
     def carry_out(self) -> Disposed:
-        """Removes the entries and everything that depends on them; returns what was removed.
+        """Removes the entries from the library, with their KV pages and what else depends on them; returns the labels
+        of what was removed and of what stayed, and the bytes freed.
 
         Raises:
             Busy: another process works on one of these models. KtError: the system refuses.

@@ -72,13 +72,15 @@ class Watcher:
     """A listener for the progress of a pull; this one ignores everything."""
 
     def begin(self, what: str, total_bytes: int, done_bytes: int) -> None:
-        """Called when a transfer of `total_bytes` begins, of which `done_bytes` are here."""
+        """Does nothing; overridden to show that the transfer `what` of `total_bytes` begins, of which `done_bytes` are
+        on disk.
+        """
 
     def advance(self, n_bytes: int) -> None:
-        """Called when so many bytes more have arrived."""
+        """Does nothing; overridden to show that `n_bytes` more have arrived."""
 
     def end(self) -> None:
-        """Called when the transfer has ended."""
+        """Does nothing; overridden to show that the transfer has ended."""
 
 
 def pull(
@@ -89,7 +91,7 @@ def pull(
     limit_bps: int | None = None,
     read_of: Callable[[Path, Files], Files] = lambda folder, files: files,
 ) -> Entry:
-    """Downloads a repository into the library; returns its entry, at once if it is complete.
+    """Downloads a model's repository into the library; returns its library entry, at once if it is already complete.
 
     Args:
         snapshot: what the hub said of the repository; None: it is asked.
@@ -155,15 +157,15 @@ def _fetch_index(client: Hub, snapshot: Snapshot, files: Files, log: _HashLog) -
 
 
 def is_begun(name: str) -> bool:
-    """Returns whether a pull of this model was started and is not complete."""
+    """Returns whether a download of the model with this library name was started and is not complete."""
     return (places.checkpoint_path(name) / scan.PULLING).is_file()
 
 
 def wanted(snapshot: Snapshot, quant: str = "") -> tuple[RemoteFile, ...]:
-    """Returns the files of a repository that kt downloads.
+    """Returns those files of a model's repository that kt downloads: its weights, and what else belongs to the model.
 
     Args:
-        quant: of which its GGUF files are taken; empty: its safetensors files are.
+        quant: the quant whose GGUF files are taken; empty: the safetensors files are.
     Raises:
         HoldsAdapter: they are an adapter. BadCheckpoint: there is no model among them that kt could read.
         UsageError: there are several quants and none is named. NotFound: there is no such quant.
@@ -211,12 +213,13 @@ def _is_model_weights(name: str) -> bool:
 
 
 def refetch(folder: Path, found: Manifest, names: Collection[str], watcher: Watcher) -> None:
-    """Downloads files of a checkpoint again, as its manifest describes them.
+    """Downloads the files `names` of a checkpoint again, as its manifest describes them.
 
     What is there under their names stays until the new file is proved by its SHA-256. Interrupted, it continues.
 
     Args:
         folder: of the checkpoint.
+        found: its manifest.
     Raises:
         UsageError: the manifest does not say where it is from, or has no such file.
         HubError, NotFound: what stopped it; the hub may have other bytes by now.
@@ -244,10 +247,10 @@ def fetch_files(
     finished: Callable[[Arrived], None] = lambda arrived: None,
     limit_bps: int | None = None,
 ) -> None:
-    """Downloads files into a folder, where each gets its name as soon as it is complete and verified.
+    """Downloads files of a repository into a folder, where each gets its name as soon as it is complete and verified.
 
     Args:
-        finished: called for each of them.
+        finished: called for each file that is complete.
         limit_bps: the most bytes per second, 0: no limit; None: the setting `pull-limit`.
     """
     with explained(snapshot.hub, snapshot.repository, snapshot.revision):
@@ -263,7 +266,9 @@ def fetch_beginnings(
     folder: Path,
     watcher: Watcher,
 ) -> None:
-    """Downloads the first bytes of files, as many as `lengths` says of each, and stores them under the files' names."""
+    """Downloads the first bytes of files of a repository, as many as `lengths` says of each, and stores them in
+    `folder` under the files' names.
+    """
     with explained(snapshot.hub, snapshot.repository, snapshot.revision):
         places = [
             replace(

@@ -48,7 +48,7 @@ class PinnedPackage:
 
     @property
     def requirement(self) -> str:
-        """The line of a requirements file for exactly this package."""
+        """The line of a requirements.txt for exactly this package: "NAME==VERSION", with the hashes of its wheels."""
         return " ".join(
             [f"{self.name}=={self.version}", *(f"--hash=sha256:{each}" for each in self.sha256)]
         )
@@ -89,11 +89,13 @@ class ExternalEngine:
 
     @property
     def label(self) -> str:
-        """The name and the version for people."""
+        """The name and the version of the program for people: "smg 1.13.0"."""
         return f"{self.name} {self.version}"
 
     def missing_libraries(self) -> str:
-        """Returns the end of a sentence about the shared libraries that this system lacks; "" if it lacks none."""
+        """Returns a phrase that names the shared libraries that the program needs and this system lacks, "the system's
+        libnuma, which is not installed"; "" if it lacks none.
+        """
         missing = [f"lib{each}" for each in self.libraries if not _has_library(each)]
         if not missing:
             return ""
@@ -102,16 +104,18 @@ class ExternalEngine:
 
     @property
     def remedy(self) -> str:
-        """The phrase that names the packages with the shared libraries."""
+        """A phrase that tells how to install the shared libraries that the program needs: "Debian and Ubuntu: apt
+        install …"; "" if it needs none.
+        """
         return f"Debian and Ubuntu: apt install {' '.join(self.debian)}" if self.debian else ""
 
     @property
     def lock_file(self) -> Path | None:
-        """The path of its lock; None: it has none."""
+        """The path of the file with further pinned packages of the program; None: it has none."""
         return data_path("profiles", "engines", self.lock) if self.lock else None
 
     def every_package(self) -> tuple[PinnedPackage, ...]:
-        """Returns all packages of the environment beside pip, those of the lock too."""
+        """Returns all packages of the program's Python environment but pip, including those of its lock file."""
         if self.lock_file is None:
             return self.packages
         return (*self.packages, *_pinned(self.lock_file.read_text(encoding="utf-8")))
@@ -220,12 +224,14 @@ class InstalledEngine:
 
     @property
     def label(self) -> str:
-        """The name and the version for people."""
+        """The name and the version of the program for people: "smg 1.13.0"."""
         return f"{self.name} {self.version}"
 
     @property
     def remedy(self) -> str:
-        """The phrase that tells how to solve its problem."""
+        """A phrase that tells the user how to solve the `problem` of an environment: packages to install, or commands
+        that install the program again.
+        """
         for row in TABLE:
             if row.name == self.name and row.missing_libraries():
                 return row.remedy
@@ -233,21 +239,22 @@ class InstalledEngine:
 
     @property
     def python(self) -> Path:
-        """The interpreter of the environment."""
+        """The path of the Python interpreter in the program's environment."""
         return self.path / "bin" / "python"
 
     @property
     def is_current(self) -> bool:
-        """Whether it has the version that this kt starts."""
+        """Whether the installed version of the program is the one that this version of kt uses."""
         return any((row.name, row.version) == (self.name, self.version) for row in TABLE)
 
     def size_bytes(self) -> int:
-        """Returns the bytes of its files."""
+        """Returns the number of bytes of all files in the program's environment."""
         return contents.bytes_below(self.path)
 
 
 def row_of(name: str) -> ExternalEngine:
-    """Returns the row of a name.
+    """Returns what kt knows of the external program with this name, such as "smg": its version, packages and
+    requirements.
 
     Raises:
         NotFound: there is none.
@@ -264,22 +271,22 @@ def row_of(name: str) -> ExternalEngine:
 
 
 def folder() -> Path:
-    """Returns the path of the folder of environments, which need not exist."""
+    """Returns the path of the library's folder of Python environments of external programs, which need not exist."""
     return config.home() / "engines"
 
 
 def path_of(row: ExternalEngine) -> Path:
-    """Returns the path of the environment of a row, which need not exist."""
+    """Returns the path of the Python environment for an external program, which need not exist."""
     return folder() / f"{row.name}@{row.version}"
 
 
 def lock_path(name: str) -> Path:
-    """Returns the path of the lock to hold while environments of a name are changed."""
+    """Returns the path of the lock file to hold while environments of the program with this name are changed."""
     return places.lock_path(f"engine--{name}")
 
 
 def every() -> tuple[InstalledEngine, ...]:
-    """Returns the environments that are complete, by name and version.
+    """Returns the external programs whose environments are completely installed, by name and version.
 
     Raises:
         KtError: the folder cannot be read.
@@ -315,7 +322,8 @@ def _problem(path: Path, name: str) -> str:
 
 
 def write_manifest(row: ExternalEngine) -> None:
-    """Writes the file that makes an environment count.
+    """Writes the manifest (name, version, packages) into a program's environment, which marks it as completely
+    installed.
 
     Raises:
         OSError: it cannot be written.
@@ -326,12 +334,12 @@ def write_manifest(row: ExternalEngine) -> None:
 
 
 def find(row: ExternalEngine) -> InstalledEngine | None:
-    """Returns the environment of a row; None: it is not installed."""
+    """Returns the installed environment of a program in exactly this version; None: it is not installed."""
     return next((each for each in every() if each.path == path_of(row)), None)
 
 
 def require(name: str) -> InstalledEngine:
-    """Returns the environment in which a program of this version of kt runs.
+    """Returns the installed environment of the program with this name, in the version that this kt needs.
 
     Raises:
         NotFound: it is not installed, or only in another version. KtError: it is damaged.
@@ -355,12 +363,12 @@ def require(name: str) -> InstalledEngine:
 
 
 def in_use(engine: InstalledEngine) -> AbstractContextManager[None]:
-    """Opens a context in which an environment is not removed."""
+    """Opens a context in which `remove` does not remove a program's environment; by a shared lock."""
     return _locked(engine, fcntl.LOCK_SH)
 
 
 def remove(engine: InstalledEngine) -> int:
-    """Deletes an environment; returns the bytes freed.
+    """Deletes the environment of an external program; returns the number of bytes freed.
 
     Raises:
         Busy: a program of it runs. KtError: the system refuses.
@@ -391,7 +399,7 @@ def _locked(engine: InstalledEngine, how: int) -> Iterator[None]:
 
 
 def leftovers() -> tuple[Path, ...]:
-    """Returns the paths of environments whose installation or removal was interrupted."""
+    """Returns the paths of environments of external programs whose installation or removal was interrupted."""
     return tuple(folder() / name for name in contents.names(folder()) if _is_left(name))
 
 

@@ -52,27 +52,29 @@ class Entry:
 
     @property
     def in_library(self) -> bool:
-        """Whether it is in a library, the user's own or a further one, so that its name finds it."""
+        """Whether the entry is in a library, the user's own or a further one, so that its name finds it."""
         return self.managed or self.shared is not None
 
     @property
     def complete(self) -> bool:
-        """Whether it has no problem, so that it can be used."""
+        """Whether the entry has no problem, so that it can be used."""
         return not self.problem
 
     @property
     def is_stream(self) -> bool:
-        """Whether it is a conversion made while its checkpoint was, or is, downloaded."""
+        """Whether the entry is a conversion made while its checkpoint was, or is, downloaded."""
         return self.kind is EntryKind.PACK and (self.path / manifest.STREAM).is_dir()
 
     @property
     def running(self) -> bool:
-        """Whether it is incomplete and a process works on it."""
+        """Whether the entry is incomplete and a process works on it."""
         return self.work is not None and not self.complete
 
     @property
     def done(self) -> float | None:
-        """The share of its bytes that the process working on it has written so far; None: unknown."""
+        """The fraction of the entry's bytes (0 to 1) that the process working on it has written so far; None: unknown,
+        or no process works on it.
+        """
         if not self.running or self.work is None or not self.work.total_bytes:
             return None
         # Beside its own files may lie what they are made from.
@@ -82,19 +84,21 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """The name that finds exactly this entry again."""
+        """The name by which commands find exactly this entry: with its formats if it is a conversion; outside the
+        library, its path.
+        """
         if not self.in_library:
             return self.name if self.name == BUILTIN else self.spoken or str(self.path)
         return shown(self.spoken or self.name, self.formats)
 
     @property
     def shown(self) -> str:
-        """The name of its model as users type it."""
+        """The name of the entry's model as users type it, without formats."""
         return shown(self.name)
 
     @property
     def library_label(self) -> str:
-        """`label`, spelt as the folders of a library are: without a colon or slash."""
+        """The entry's `label`, spelt as the folders of a library are: without a colon or slash."""
         if not self.in_library:
             return self.label
         name = self.spoken or self.name
@@ -102,7 +106,9 @@ class Entry:
 
     @property
     def again(self) -> str:
-        """The command that continues or repeats the work this entry came from, or words for it."""
+        """The kt command that continues or repeats the pull, conversion or import that the entry came from; where its
+        arguments are not known, with placeholders such as FOLDER.
+        """
         if self.importing:
             return f"kt import {self.importing}"
         if self.is_stream and not self.complete:
@@ -131,7 +137,9 @@ class Entry:
 
     @property
     def has_source(self) -> bool:
-        """Whether its name leads to its source: on disk, on a hub, or built in."""
+        """Whether the checkpoint of the entry's model can be found by the entry's name: on disk, on a hub, or built
+        in.
+        """
         if self.name == BUILTIN or checkpoint_path(self.name).is_dir():
             return True
         try:
@@ -155,7 +163,9 @@ class Entry:
 
     @property
     def repair(self) -> str:
-        """The command that restores the damaged files of an entry, or else all of it; or words for that."""
+        """The command that restores the damaged files of the entry, or else all of it; where there is none, a phrase
+        that tells what to do.
+        """
         return f"kt verify {self.label} --repair" if self._has_repair else self.remake
 
     @property
@@ -180,7 +190,7 @@ class Entry:
 
     @property
     def remake(self) -> str:
-        """The commands that restore all of a damaged entry, or words for them."""
+        """The commands that restore all of a damaged entry; where there are none, a phrase that tells what to do."""
         if self.managed:
             return f"kt rm {self.label} && {self.again}"
         if self.shared is not None:
@@ -193,13 +203,15 @@ class Entry:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of its files; files behind links are not counted."""
+        """The number of bytes of the entry's files; files behind links are not counted."""
         if is_gguf(self.path.name):
             return sum(part.stat().st_size for part in contents.parts(self.path))
         return contents.bytes_below(self.path)
 
 
 def is_recommended(entry: Entry) -> bool:
-    """Returns whether an entry has the formats that a conversion gets by default."""
+    """Returns whether an entry has the number formats that the profile of its model recommends, which a conversion gets
+    by default; False if there is no profile.
+    """
     profile = catalog.find(entry.name)
     return profile is not None and entry.formats == f"{profile.experts}-{profile.dense}"

@@ -45,7 +45,9 @@ class Experience:
 
 
 def recall(conversion: str, gpu: str, free_bytes: int) -> Experience:
-    """Returns the stored experience of a conversion; its memory limit only while no more is free than then."""
+    """Returns the stored measurements of a conversion on a GPU, with None for what was not measured; the memory limit
+    only if no more GPU memory is free than when it was stored.
+    """
     found = _read(_GPU).get(_key(conversion, gpu))
     if not isinstance(found, dict):
         return Experience()
@@ -63,12 +65,16 @@ def recall(conversion: str, gpu: str, free_bytes: int) -> Experience:
 
 
 def one_of(gpu: str, number: int) -> str:
-    """Returns the key of one GPU's measurements: even GPUs of one model differ, as other programs use their memory."""
+    """Returns the key under which measurements of one GPU are stored, from its name and number: even GPUs of one model
+    differ, as other programs use their memory.
+    """
     return f"{gpu}, number {number}"
 
 
 def note_memory(conversion: str, gpu: str, free_bytes: int, limit_bytes: int) -> None:
-    """Stores the memory limit that worked; does nothing where the library cannot be written."""
+    """Stores the limit of GPU memory with which a conversion ran, and how much memory was free; does nothing where the
+    library cannot be written.
+    """
     _note(
         _GPU,
         _key(conversion, gpu),
@@ -78,12 +84,15 @@ def note_memory(conversion: str, gpu: str, free_bytes: int, limit_bytes: int) ->
 
 
 def note_times(conversion: str, gpu: str, layer_s: tuple[float, float, float]) -> None:
-    """Stores the measured times of a layer, see `Experience`."""
+    """Stores the measured seconds of a layer of a conversion on a GPU, see `Experience`; does nothing where the library
+    cannot be written.
+    """
     _note(_GPU, _key(conversion, gpu), "layer_s", list(layer_s))
 
 
 def recall_prompt_rate(conversion: str, cpu: str) -> float | None:
-    """Returns the tokens of a prompt that a conversion computes in a second; None: nobody measured.
+    """Returns the measured rate at which a conversion reads prompts on a CPU, in tokens per second; None: nobody
+    measured.
 
     Args:
         cpu: the name of the CPU with its threads and row of kernels, see `hardware.measured.key`.
@@ -95,8 +104,8 @@ def recall_prompt_rate(conversion: str, cpu: str) -> float | None:
 
 
 def note_prompt_rate(conversion: str, cpu: str, tok_s: float) -> None:
-    """Stores the tokens of a prompt per second, if they differ from the stored ones; does nothing where the library
-    cannot be written.
+    """Stores the measured rate at which a conversion reads prompts on a CPU, in tokens per second, if it differs from
+    the stored one by more than a tenth; does nothing where the library cannot be written.
     """
     known = recall_prompt_rate(conversion, cpu)
     if known is None or abs(tok_s - known) > _SAME * known:
@@ -104,7 +113,8 @@ def note_prompt_rate(conversion: str, cpu: str, tok_s: float) -> None:
 
 
 def recall_restored(space: str) -> dict[str, int]:
-    """Returns the tokens of prompts that ever came from each store, by its name, instead of being computed.
+    """Returns how many tokens of prompts ever came from each store of KV pages instead of being computed, by the
+    store's name.
 
     Args:
         space: the name of the folder with the pages of a space.
@@ -116,8 +126,8 @@ def recall_restored(space: str) -> dict[str, int]:
 
 
 def add_restored(space: str, tokens: Mapping[str, int]) -> None:
-    """Adds tokens that came from stores to those of `recall_restored`; does nothing where the library cannot be
-    written.
+    """Adds to the stored numbers of prompt tokens that came from stores of KV pages, see `recall_restored`; does
+    nothing where the library cannot be written.
     """
     if any(tokens.values()):
         known = recall_restored(space)
@@ -130,8 +140,8 @@ def add_restored(space: str, tokens: Mapping[str, int]) -> None:
 
 
 def recall_failures(conversion: str, gpu: str, versions: str) -> tuple[dict[str, str], str]:
-    """Returns the ways that failed with these versions, each with the reason, and the date of the last failure; ({},
-    ""): none is known to fail.
+    """Returns the fast methods that failed for a conversion on a GPU with these versions, {method: reason}, and the
+    date of the last failure (ISO); ({}, ""): none is known to fail.
 
     Args:
         versions: everything that may change what fails, as a text.
@@ -149,14 +159,16 @@ def recall_failures(conversion: str, gpu: str, versions: str) -> tuple[dict[str,
 
 
 def note_failures(conversion: str, gpu: str, versions: str, why: Mapping[str, str]) -> None:
-    """Stores all ways that fail with these versions, instead of those known before."""
+    """Stores the fast methods that fail for a conversion on a GPU with these versions, {method: reason}, instead of
+    those stored before; a method with an empty reason is left out.
+    """
     plain = {way: _plain(reason) for way, reason in why.items() if reason}
     found = {"with": versions, "on": date.today().isoformat(), "why": plain}
     _note(_GPU, _key(conversion, gpu), _FAILED, found)
 
 
 def forget_failures() -> None:
-    """Removes every stored failure, so that the next start tries each way again."""
+    """Deletes all stored failures of fast methods, so that the next start tries each method again."""
     if any(isinstance(entry, dict) and _FAILED in entry for entry in _read(_GPU).values()):
         _change(_GPU, lambda known: {key: _without_failures(each) for key, each in known.items()})
 

@@ -51,7 +51,8 @@ class Heat:
 
     @classmethod
     def of(cls, counts: I64Array, top_k: int) -> Heat:
-        """Returns the map of fresh counts, where every layer chose `top_k` experts for each token.
+        """Returns the heat map of fresh counts [MoE layers, E], where every layer chose `top_k` experts for each token;
+        the number of tokens is derived from the counts.
 
         Counts of a step that broke off need not be whole tokens, but no expert exceeds them.
         """
@@ -62,8 +63,8 @@ class Heat:
         return Heat(self.counts + other.counts, self.tokens + other.tokens)
 
     def faded(self) -> Heat:
-        """Returns the map with its counts halved until they are those of at most FADE_TOKENS; ratios stay, up to
-        rounding down.
+        """Returns the heat map with its counts and tokens halved until they are those of at most FADE_TOKENS tokens;
+        ratios stay, up to rounding down.
         """
         halvings = 0
         while self.tokens >> halvings > FADE_TOKENS:
@@ -71,14 +72,16 @@ class Heat:
         return Heat(self.counts >> halvings, self.tokens >> halvings)
 
     def hit_rate(self, share: float) -> float:
-        """Returns the fraction of all choices that the hottest `share` of all experts get; 0 if nothing was counted."""
+        """Returns the fraction (0 to 1) of all choices of experts that fall on the `share` (0 to 1) of all experts that
+        was chosen most often; 0 if nothing was counted.
+        """
         ordered = np.sort(self.counts, axis=None)[::-1]
         best = max(1, round(share * ordered.size))
         return float(ordered[:best].sum() / max(1, ordered.sum()))
 
     def needed(self, hits: float) -> I64Array:
-        """Returns, for each layer, the least number of its experts that get the fraction `hits` of its choices, [MoE
-        layers].
+        """Returns, for each layer, the least number of its experts that together get at least the fraction `hits` (0 to
+        1) of its choices, int64 [MoE layers]; 0 where nothing was counted.
         """
         reached = np.cumsum(np.sort(self.counts, axis=1)[:, ::-1], axis=1)
         missing = reached < hits * reached[:, -1:]
@@ -86,12 +89,14 @@ class Heat:
 
 
 def path_of(model: str) -> Path:
-    """Returns the path of a model's heat map, which need not exist, see `places.model_name`."""
+    """Returns the path of the file with a model's heat map (how often each expert was chosen), which need not exist;
+    `model` as of `places.model_name`.
+    """
     return _folder() / f"{model}.json"
 
 
 def lock(*, frees: bool = False) -> AbstractContextManager[None]:
-    """Returns the lock to hold while heat maps are changed; `frees`: to remove one."""
+    """Returns the context manager that locks the heat maps while one is changed; `frees`: to remove one."""
     what = "changing the heat map of a model"
     return smallfiles.lock(_folder() / ".lock", what, wait_s=WAIT_S, frees=frees)
 
@@ -103,10 +108,11 @@ def _folder() -> Path:
 def read(
     pack: Path, shape: tuple[int, int], warn: Callable[[str], object] = lambda said: None
 ) -> Heat | None:
-    """Returns the heat map of the model of a pack, which need not exist; None if there is none that can be used.
+    """Returns the heat map (how often each expert was chosen) of the model of a pack, which need not exist; None if
+    there is none that can be used.
 
     Args:
-        shape: MoE layers and experts of the model.
+        shape: the numbers of MoE layers and of experts per layer of the model.
         warn: called with a sentence that says why a map that is there is ignored.
     """
     own = path_of(places.model_name(pack))
@@ -125,14 +131,13 @@ def read(
 
 
 def add(pack: Path, fresh: Heat, warn: Callable[[str], object] = lambda said: None) -> bool:
-    """Adds fresh counts to the map of the model of a pack; returns whether it was written; concurrent calls lose
-    nothing.
+    """Adds fresh counts to the stored heat map of the model of a pack; concurrent calls lose nothing.
 
     Args:
         warn: as for `read`; a map that is ignored is replaced.
     Returns:
-        Whether it was written: not if the model is gone, nothing was counted, or the library is
-        read-only, full or busy.
+        Whether the map was written: not if the model is gone, nothing was counted, or the library is read-only, full or
+            busy.
     """
     layers, experts = fresh.counts.shape
     if fresh.tokens == 0:

@@ -18,8 +18,8 @@ from ktcli.store.retrying import LONGEST_S, STATUSES, retry_after
 
 @contextlib.contextmanager
 def asking(hub: str, repository: str, revision: str) -> Iterator[None]:
-    """Opens a context for a hub's client: keeps its progress bars and log lines off the terminal and turns its errors
-    into kt's.
+    """Opens a context for calls of a hub's client library, which keeps its progress bars and log lines off the terminal
+    and turns its exceptions into errors of kt.
 
     A progress bar of ours that is already shown keeps the stream it began with.
     """
@@ -35,7 +35,9 @@ def asking(hub: str, repository: str, revision: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explained(hub: str, repository: str, revision: str) -> Iterator[None]:
-    """Opens a context in which errors of clients, network and disk become kt's."""
+    """Opens a context in which exceptions of the hub's client, the network and the disk become errors of kt that name
+    the hub and the repository.
+    """
     try:
         yield
     except KtError:

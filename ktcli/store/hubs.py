@@ -51,13 +51,17 @@ class Hub(Protocol):
     """A server of model repositories."""
 
     def look(self, repository: str, revision: str) -> Snapshot:
-        """Returns the files of a repository on the hub; an empty revision is the default branch."""
+        """Returns a snapshot of a repository on the hub: its revision and files, with sizes and hashes; an empty
+        revision is the default branch.
+        """
 
     def locate(self, snapshot: Snapshot, file: RemoteFile) -> Located:
-        """Returns the address of a file, with the headers that the server wants."""
+        """Returns the URL of a file of a snapshot, with the headers that the server wants."""
 
     def cached(self, snapshot: Snapshot, name: str) -> Path | None:
-        """Returns the path of a file in the cache of the hub's own client on this machine; None: it is not there."""
+        """Returns the path of a repository's file in the cache that the hub's own client keeps on this machine; None:
+        it is not there.
+        """
 
 
 # What is anything else goes into no address and onto no screen.
@@ -74,7 +78,7 @@ def _listed(name: object, size: object, sha256: object, blob: object = None) -> 
 
 
 def hub_named(name: str) -> Hub:
-    """Returns the hub of this short name: "hf" or "ms"."""
+    """Returns the client of the hub with this short name: ModelScope for "ms", else Hugging Face ("hf")."""
     return ModelScope() if name == "ms" else HuggingFace()
 
 
@@ -117,7 +121,9 @@ class HuggingFace:
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
     def look(self, repository: str, revision: str) -> Snapshot:
-        """Returns the commit, files and license of a repository on Hugging Face, and whether it is gated."""
+        """Returns a snapshot of a repository on Hugging Face: its commit, files and license, and whether it is gated;
+        an empty revision is the default branch.
+        """
         with asking("hf", repository, revision):
             from huggingface_hub import HfApi
 
@@ -139,7 +145,9 @@ class HuggingFace:
             return Snapshot("hf", repository, commit, tuple(files), license_, bool(info.gated))
 
     def locate(self, snapshot: Snapshot, file: RemoteFile) -> Located:
-        """Returns the address of a file, with the headers that `huggingface_hub` sends, its token among them."""
+        """Returns the URL of a file of a snapshot, with the headers that `huggingface_hub` sends, its token among
+        them.
+        """
         with asking("hf", snapshot.repository, snapshot.revision):
             from huggingface_hub import hf_hub_url
             from huggingface_hub.utils._headers import build_hf_headers
@@ -151,7 +159,9 @@ class HuggingFace:
             return _located(file, url, build_hf_headers(library_name="kt"))
 
     def cached(self, snapshot: Snapshot, name: str) -> Path | None:
-        """Returns the path of a file in the cache of `huggingface_hub`, of any revision; None: it is not there."""
+        """Returns the path of a repository's file, of any revision, in the cache of `huggingface_hub` on this machine;
+        None: it is not there.
+        """
         with asking("hf", snapshot.repository, snapshot.revision):
             from huggingface_hub import try_to_load_from_cache
 
@@ -189,7 +199,9 @@ class ModelScope:
         os.environ.setdefault("MODELSCOPE_REPO_TREE_PAGE_MAX_ATTEMPTS", "2")
 
     def look(self, repository: str, revision: str) -> Snapshot:
-        """Returns the files of a repository on ModelScope; an empty revision is the branch master."""
+        """Returns a snapshot of a repository on ModelScope: its revision and files; an empty revision is the branch
+        master.
+        """
         with asking("ms", repository, revision):
             files = tuple(self._files(repository, revision or "master"))
             return Snapshot("ms", repository, revision or "master", files)
@@ -212,7 +224,9 @@ class ModelScope:
                 yield from _listed(file.path, file.size, file.sha256)
 
     def locate(self, snapshot: Snapshot, file: RemoteFile) -> Located:
-        """Returns the address of a file, with the headers that the client sends, its token's cookies among them."""
+        """Returns the URL of a file of a snapshot, with the headers that ModelScope's client sends, its token's cookies
+        among them.
+        """
         with asking("ms", snapshot.repository, snapshot.revision):
             from modelscope.hub.api import HubApi, ModelScopeConfig
             from modelscope.hub.file_download import get_file_download_url
@@ -228,7 +242,9 @@ class ModelScope:
             return _located(file, url, headers)
 
     def cached(self, snapshot: Snapshot, name: str) -> Path | None:
-        """Returns the path of a file in a cache of ModelScope's clients, old or new; None: it is not there."""
+        """Returns the path of a repository's file in a cache of ModelScope's clients, old or new, on this machine;
+        None: it is not there.
+        """
         owner, _, repository = snapshot.repository.partition("/")
         revision = snapshot.revision or "master"
         places = [f"models/{owner}--{repository}/snapshots/{revision}"]

@@ -44,7 +44,7 @@ class Hit:
 
     @property
     def reference(self) -> str:
-        """The text that means this repository in any command."""
+        """The repository as any kt command takes it: "org/repo", or "ms:org/repo" on ModelScope."""
         return typed(self.hub, self.repository)
 
 
@@ -58,7 +58,7 @@ class FoundConfig:
 
 
 def search_hub(hub: str, words: str, limit: int, tell: Tell = silent) -> tuple[Hit, ...]:
-    """Returns the repositories that a hub finds for words, the most downloaded ones first.
+    """Returns at most `limit` repositories that a hub finds for words, the most downloaded ones first.
 
     Args:
         tell: is given a sentence when the hub is waited for.
@@ -81,7 +81,8 @@ def search_hub(hub: str, words: str, limit: int, tell: Tell = silent) -> tuple[H
 def read_configs(
     hits: Sequence[Hit], most_bytes: int, tell: Tell = silent
 ) -> Iterator[FoundConfig]:
-    """Yields the `config.json` of repositories in their order, a few of them requested at a time.
+    """Yields the contents of `config.json` of each repository, or the reason why there are none, in the order of
+    `hits`; a few of them are requested at a time.
 
     Args:
         most_bytes: a longer file is not taken.

@@ -23,8 +23,8 @@ _IDENTITY = re.compile(
 
 
 def path_of(model: str, identity: str) -> Path | None:
-    """Returns the path of a calibration's result in the user's own library, which need not exist; None: it was never
-    stored.
+    """Returns the path of the file, in the user's own library, with the result of a calibration (the importance of each
+    column of the weights), which need not exist; None: it was never stored.
 
     Args:
         model: the name that all conversions of the model share.
@@ -37,14 +37,17 @@ def path_of(model: str, identity: str) -> Path | None:
 
 
 def path_for(model: str, identity: str) -> Path | None:
-    """Returns the path of a calibration's result in the user's own library or a further one; None: there is none."""
+    """Returns the path of the existing file, in the user's own library or a further one, with the result of a
+    calibration (the importance of each column of the weights); None: there is none.
+    """
     own = path_of(model, identity)
     return next((path for path in every(model) if own and path.name == own.name), None)
 
 
 def every(model: str) -> list[Path]:
-    """Returns the paths of the results of all calibrations of a model, the newest first, one's own before those of
-    further libraries."""
+    """Returns the paths of the files with the results of all calibrations of a model, those of the user's own library
+    first, then of further ones; in each the newest first.
+    """
     found: list[Path] = []
     for folder in (_folder(), *(_folder(library) for library in config.libraries())):
         with contextlib.suppress(OSError):
@@ -54,7 +57,7 @@ def every(model: str) -> list[Path]:
 
 
 def forget(model: str) -> None:
-    """Removes the results of a model's calibrations from one's own library.
+    """Deletes the files with the results of a model's calibrations from the user's own library.
 
     Raises:
         OSError: the system refuses.

@@ -13,14 +13,16 @@ _BLOCK = 1 << 22
 
 
 def digest(path: Path, advance: Callable[[int], None] = lambda n: None) -> str:
-    """Returns the SHA-256 of a file, hexadecimal; `advance` is called with the bytes of each read."""
+    """Returns the SHA-256 of a file, hexadecimal; `advance` is called with the number of bytes of each read."""
     state = hashlib.sha256()
     _feed(path, advance, state)
     return state.hexdigest()
 
 
 def digests(path: Path, advance: Callable[[int], None] = lambda n: None) -> tuple[str, str]:
-    """Returns the SHA-256 of a file, and its hash as a git blob, hexadecimal; `advance` as for `digest`."""
+    """Returns two hashes of a file, hexadecimal: its SHA-256, and its SHA-1 as a git blob; `advance` is called with the
+    number of bytes of each read.
+    """
     state = hashlib.sha256()
     blob = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
     _feed(path, advance, state, blob)
@@ -39,7 +41,9 @@ def _feed(path: Path, advance: Callable[[int], None], *states: hashlib._Hash) ->
 def check(
     folder: Path, files: tuple[FileRecord, ...], advance: Callable[[int], None]
 ) -> Iterator[tuple[FileRecord, str]]:
-    """Compares files with their records in the manifest; yields each record with "" or the problem."""
+    """Compares the files in a folder with their records; yields each record with "" if size and SHA-256 match, else
+    with a phrase that tells the problem.
+    """
     for file in files:
         path = folder / file.name
         try:

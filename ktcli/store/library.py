@@ -31,8 +31,8 @@ from ktcli.store.scan import builtin_entry, entries_of, entry_at, local_entry
 
 
 def entries() -> tuple[Entry, ...]:
-    """Returns the entries in the user's own library and the further ones, and the built-in model, by name; partial ones
-    too.
+    """Returns all checkpoints and conversions in the user's own library and the further ones, incomplete ones too, and
+    the built-in model, sorted by name.
     """
     found = [*entries_of(EntryKind.CHECKPOINT), *entries_of(EntryKind.PACK)]
     own = builtin_entry()
@@ -77,8 +77,8 @@ def _spoken(found: list[Entry]) -> list[Entry]:
 
 
 def matching(name: str) -> tuple[Entry, ...]:
-    """Returns all entries with this name: packs first, led by the one in the formats that the catalogue recommends; for
-    a local folder or file the entry itself, then the packs that were ever made from it.
+    """Returns all library entries with this name: packs first, led by the one in the formats that the catalogue
+    recommends; for a local folder or file the entry itself, then the packs that were ever made from it.
 
     Raises:
         UsageError: not a name. NotFound: a local folder that is not there or holds no model.
@@ -104,23 +104,23 @@ def matching(name: str) -> tuple[Entry, ...]:
 
 
 def conversions() -> list[Entry]:
-    """Returns the entries of converted models, by their names."""
+    """Returns the complete library entries of converted models, sorted by their labels."""
     packs = (each for each in entries() if each.kind is EntryKind.PACK and each.complete)
     return sorted(packs, key=lambda each: each.label)
 
 
 def find(name: str, kind: EntryKind | None = None) -> Entry | None:
-    """Returns the complete entry with this name; packs before checkpoints; None if there is none.
+    """Returns the complete library entry with this name; packs (conversions) before checkpoints; None if there is none.
 
-    A local folder or file means itself, whichever formats are asked for: packs may have been made from it
-    before its files were changed.
+    A local folder or file means itself, whichever formats are asked for: packs may have been made from it before its
+    files were changed.
     """
     usable = [e for e in matching(name) if e.complete and (kind is None or e.kind is kind)]
     return usable[0] if usable else None
 
 
 def resolve(name: str, kind: EntryKind | None = None) -> Entry:
-    """Returns the complete entry that `name` means; packs before checkpoints.
+    """Returns the complete library entry that `name` means; packs (conversions) before checkpoints.
 
     Args:
         kind: the only kind that will do; None: either.
@@ -151,8 +151,8 @@ def resolve(name: str, kind: EntryKind | None = None) -> Entry:
 
 
 def require_meaning(name: str) -> Reference:
-    """Returns the parsed form of a name that is to be stored; raises if no model has it: here, in the catalogue, or a
-    repository.
+    """Returns the parsed form of a name that is to be stored, if a model has it: in the library, in the catalogue, or
+    as a repository.
 
     Raises:
         UsageError: not a name. NotFound: it means nothing, or a folder without a model.
@@ -164,7 +164,7 @@ def require_meaning(name: str) -> Reference:
 
 
 def called(found: Sequence[Entry]) -> dict[Path, tuple[str, ...]]:
-    """Returns the aliases of entries, by the entries' paths.
+    """Returns the aliases of library entries, by the entries' paths; an entry without aliases has no key.
 
     Raises:
         KtError: the file of aliases cannot be read.
@@ -187,8 +187,9 @@ def called(found: Sequence[Entry]) -> dict[Path, tuple[str, ...]]:
 
 
 def identity(pack: Path) -> str:
-    """Returns the identity of a conversion: equal ones have the same weights in the same formats; empty if it has
-    no manifest."""
+    """Returns the first 32 hexadecimal digits of the SHA-256 of a conversion's manifest: where they are equal, so are
+    the weights and their formats; empty if it has no manifest.
+    """
     try:
         data = smallfiles.read_bounded(pack / manifest.PACK, manifest.MAX_BYTES)
     except OSError:
@@ -197,7 +198,9 @@ def identity(pack: Path) -> str:
 
 
 def incomplete(entry: Entry) -> KtError:
-    """Returns the error for an incomplete entry: names the process that works on it, or the command that resumes it."""
+    """Returns the error to raise for an incomplete entry: it names the process that works on the entry, or the command
+    that resumes it.
+    """
     what = f"{entry.label} is not complete: {entry.problem}"
     if entry.running:
         return Busy(what, hint="wait until it is done, or stop it; finished work is not lost")
@@ -206,9 +209,7 @@ def incomplete(entry: Entry) -> KtError:
 
 @contextmanager
 def repairable(pack: Path) -> Iterator[None]:
-    """Opens a context in which errors about a damaged pack also name the command that repairs it; its checkpoint
-    stays.
-    """
+    """Opens a context in which errors about a damaged pack also get a hint with the command that repairs it."""
     try:
         yield
     except BadPack as error:

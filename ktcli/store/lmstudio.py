@@ -29,12 +29,12 @@ _SHOWN = 3
 
 
 def is_named(text: str) -> bool:
-    """Returns whether a text names a model in LM Studio's store, existing or not."""
+    """Returns whether a text names a model in LM Studio's store, existing or not: it begins with "lmstudio:"."""
     return text.lower().startswith(PREFIX)
 
 
 def find(text: str) -> Path:
-    """Returns the folder or GGUF file that a name means.
+    """Returns the path of the folder or GGUF file in LM Studio's store that a name "lmstudio:NAME" means.
 
     Raises:
         UsageError: it cannot be a name, or several models have it. NotFound: none has; the hint names some.

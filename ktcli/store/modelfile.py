@@ -65,7 +65,7 @@ class Modelfile:
 
 
 def read(path: Path) -> Modelfile:
-    """Returns the contents of a Modelfile.
+    """Returns the contents of an Ollama Modelfile: the model, the preset values, and sentences on what is not used.
 
     Raises:
         UsageError: it cannot be read, is not a Modelfile, or says what kt cannot do; the sentence names the line.
@@ -85,7 +85,7 @@ def read(path: Path) -> Modelfile:
 
 
 def usable(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Returns the values of a preset that are valid, and a sentence on each of the others."""
+    """Returns those of the values that a preset can have, by name, and a sentence on each of the others."""
     found, unused = dict[str, Any](), list[str]()
     for name, value in values.items():
         try:
@@ -96,7 +96,9 @@ def usable(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def usable_parameters(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Returns Ollama's parameters as values of a preset, checked as in `usable`."""
+    """Returns Ollama's parameters that a preset can have, under the names that a preset has for them, and a sentence on
+    each of the others.
+    """
     found, unused = dict[str, Any](), list[str]()
     for name, value in given.items():
         if name.lower() in _NAMES:
@@ -109,7 +111,9 @@ def usable_parameters(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
 
 
 def parameter_lines(preset: Preset) -> list[str]:
-    """Returns the parameters of a preset as lines of a Modelfile; those that Ollama lacks are left out."""
+    """Returns the values of a preset as Ollama lists parameters, one "NAME VALUE" a line; those that Ollama lacks are
+    left out.
+    """
     lines = []
     for name, known in _NAMES.items():
         value = preset.get(known)

@@ -62,12 +62,12 @@ class OllamaModel:
 
 
 def is_named(text: str) -> bool:
-    """Returns whether a text names a model in Ollama's store, existing or not."""
+    """Returns whether a text names a model in Ollama's store, existing or not: it begins with "ollama:"."""
     return text.lower().startswith(PREFIX)
 
 
 def find(text: str) -> OllamaModel:
-    """Returns the model that a name means.
+    """Returns the model in Ollama's store that a name "ollama:NAME" or "ollama:NAME:TAG" means.
 
     Raises:
         UsageError: it cannot be a name. NotFound: there is no such model; the hint has some that there are.
@@ -92,7 +92,7 @@ def find(text: str) -> OllamaModel:
 
 
 def names() -> Iterator[str]:
-    """Yields the names of the models in Ollama's store, as `find` reads them, up to a limit."""
+    """Yields the names of the models in Ollama's store, "ollama:NAME" or "ollama:NAME:TAG", up to a limit."""
     for models in _places():
         top = models / "manifests"
         for path in islice(_below(top, 4), _MOST_MODELS):

@@ -20,7 +20,7 @@ _MAX_BYTES = 1 << 13  # two of the longest paths that Linux takes
 
 
 def note(name: str, origin: Path, spoken: str = "") -> None:
-    """Records that the packs called `name` are made from `origin`.
+    """Records that the library's packs called `name` are made from `origin`, a folder or file outside the library.
 
     Args:
         spoken: the name by which people know it; empty: its path.
@@ -34,21 +34,23 @@ def note(name: str, origin: Path, spoken: str = "") -> None:
 
 
 def origin_of(name: str) -> Path | None:
-    """Returns the folder or file that the packs called `name` were made from; None if it was not recorded."""
+    """Returns the path of the folder or file that the packs called `name` were made from; None if it was not
+    recorded.
+    """
     path = _record(name)[0]
     return Path(path) if path.startswith("/") else None
 
 
 def shown(name: str) -> str:
-    """Returns the name that was typed for the source of the packs called `name`, else its path; empty if it was not
-    recorded.
+    """Returns the name that a user typed for the source (a folder or file outside the library) of the packs called
+    `name`, else its path; empty if it was not recorded.
     """
     path, spoken = _record(name)
     return (spoken or path) if path.startswith("/") else ""
 
 
 def names_of(origin: Path) -> frozenset[str]:
-    """Returns the names of the packs that were ever made from a folder or file."""
+    """Returns the names of the library's packs that were ever made from a folder or file outside it."""
     try:
         known = sorted(os.listdir(_path("x").parent))
     except OSError:
@@ -59,7 +61,7 @@ def names_of(origin: Path) -> frozenset[str]:
 
 
 def forget(name: str) -> None:
-    """Removes the record of the source of the packs called `name`."""
+    """Deletes the record of the folder or file that the packs called `name` were made from."""
     with contextlib.suppress(FileNotFoundError):
         _path(name).unlink()
 

@@ -79,12 +79,12 @@ class PageEntry:
 
     @property
     def head_bytes(self) -> int:
-        """The bytes of ids and depths, before the data."""
+        """The number of bytes that the record's token ids and their depths take, before its data: 5 for each id."""
         return 5 * self.n_ids
 
     @property
     def whole_bytes(self) -> int:
-        """The bytes of the whole record: ids, depths and data."""
+        """The number of bytes of the whole record: token ids, depths and data."""
         return self.head_bytes + self.size_bytes
 
 
@@ -107,12 +107,16 @@ class Image:
         self._at = _aligned(_HEADER.size + _ENTRY.size * len(sizes))
 
     def place(self, label: PageLabel, size_bytes: int) -> U8Array:
-        """Returns the memory for the next record's data; it is part of the file only after `add`."""
+        """Returns the memory, uint8 [size_bytes], for the data of the next record, which becomes part of the file only
+        by `add`.
+        """
         start = self._at + 5 * len(label.ids)
         return self.bytes[start : start + size_bytes]
 
     def add(self, label: PageLabel, size_bytes: int) -> None:
-        """Adds the record whose data were written to that memory."""
+        """Adds the next record to the file: writes its label's token ids and depths before the data that were written
+        to the memory from `place`, and notes its checksum.
+        """
         n = len(label.ids)
         head = label_head(label)
         self.bytes[self._at : self._at + len(head)] = np.frombuffer(head, dtype=np.uint8)
@@ -126,7 +130,9 @@ class Image:
         self._at = end
 
     def finish(self) -> tuple[str, U8Array]:
-        """Completes the header; returns a file name derived from the contents, and the bytes of the whole file."""
+        """Completes the file's header; returns a file name without suffix, derived from the contents, and the bytes of
+        the whole file.
+        """
         first = self.entries[0].offset if self.entries else _aligned(_HEADER.size)
         head = _head_of(self._space, self.entries, self._at)
         self.bytes[:first] = 0
@@ -134,27 +140,31 @@ class Image:
         return sha256(head).hexdigest()[:_NAME_DIGITS], self.bytes[: self._at]
 
     def alone(self, entry: PageEntry) -> tuple[bytes, U8Array]:
-        """Returns the bytes of a file with one of its records only: of the header and table, and of the record, which
-        follows them at once."""
+        """Returns the bytes of a file with only this one of the records, in two parts that follow each other: header
+        and table, and the record.
+        """
         data = self.bytes[entry.offset : _aligned(entry.offset + entry.whole_bytes)]
         head = _head_of(self._space, [replace(entry, offset=ALONE_AT)], ALONE_AT + data.size)
         return head.ljust(ALONE_AT, b"\0"), data
 
 
 def alone_bytes(n_ids: int, size_bytes: int) -> int:
-    """Returns the bytes of a file with one record of so many ids and bytes of data."""
+    """Returns the size in bytes of a page file with one record of `n_ids` token ids and `size_bytes` of data."""
     return ALONE_AT + _aligned(5 * n_ids + size_bytes)
 
 
 def label_head(label: PageLabel) -> bytes:
-    """Returns the ids and depths of a record, in the layout before its data."""
+    """Returns the bytes that stand before the data of a record: its token ids, little-endian int32, then the depth of
+    deferral of each, uint8.
+    """
     ids = np.ascontiguousarray(label.ids, dtype="<i4").tobytes()
     return ids + np.ascontiguousarray(label.depths, dtype=np.uint8).tobytes()
 
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """Opens a file or folder for reading, but not what a link leads to; a pipe does not block.
+    """Opens a file or folder for reading; the `with` gives its descriptor and closes it. What a link leads to is not
+    opened; a pipe does not block.
 
     Raises:
         OSError: it cannot be opened.
@@ -167,7 +177,8 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def read_table(path: Path, space: Space | None = None) -> tuple[Space, tuple[PageEntry, ...]]:
-    """Returns the space of a file and the entries of its records.
+    """Returns the space of a file of KV pages (the namespace of the model and the codec of the layout), and the entries
+    of its records in the file's table.
 
     Args:
         space: the only one that will do; None: any.
@@ -183,11 +194,13 @@ def read_table(path: Path, space: Space | None = None) -> tuple[Space, tuple[Pag
 def parse_table(
     read: Callable[[int, int], bytes], size: int, space: Space | None = None
 ) -> tuple[Space, tuple[PageEntry, ...]]:
-    """Returns the space of a file's bytes and the entries of its records, see `read_table`.
+    """Returns the space that the bytes of a file of KV pages give (the namespace of the model and the codec of the
+    layout), and the entries of its records in the table.
 
     Args:
-        read: returns so many bytes from a place on, fewer at the end.
+        read: read(n, at) returns n bytes of the file from the offset `at` on, fewer at the end.
         size: the bytes of the whole file.
+        space: the only one that will do; None: any.
     Raises:
         Damaged: they are no such file, or not whole, or of another space.
     """
@@ -219,7 +232,8 @@ def parse_table(
 
 
 def read_record(descriptor: int, entry: PageEntry, label: PageLabel, data: U8Array) -> None:
-    """Reads the data of a record into `data`, [size_bytes], and checks that they belong to `label`.
+    """Reads the data of a record of an open page file into `data`, uint8 [size_bytes], and checks that they belong to
+    `label`.
 
     Raises:
         Damaged: they are not; `data` holds nothing of use.
@@ -233,7 +247,11 @@ def read_record(descriptor: int, entry: PageEntry, label: PageLabel, data: U8Arr
 
 
 def require_label(entry: PageEntry, label: PageLabel, size_bytes: int) -> None:
-    """Raises Damaged unless a record is that of `label`, with data of this size. Raises: Damaged: it is not."""
+    """Checks that a record's table entry has the prefix of `label` and `size_bytes` of data.
+
+    Raises:
+        Damaged: it has others.
+    """
     wanted = (label.kind, label.key, label.previous, label.end, len(label.ids))
     if wanted != (entry.kind, entry.key, entry.previous, entry.end, entry.n_ids):
         raise Damaged("contains a page of another prefix")
@@ -242,8 +260,12 @@ def require_label(entry: PageEntry, label: PageLabel, size_bytes: int) -> None:
 
 
 def require_bytes(entry: PageEntry, label: PageLabel, head: U8Array, data: U8Array) -> None:
-    """Raises Damaged unless the bytes of a record, ids and depths [head_bytes] and data, match its checksum. Raises:
-    Damaged: they are not those of `label`.
+    """Checks that the bytes of a record match its checksum and the token ids and depths of `label`.
+
+    Args:
+        head: the record's ids and depths, [head_bytes].
+    Raises:
+        Damaged: they do not.
     """
     if crc32(data.data, crc32(head.data, _label_crc(entry))) != entry.crc:
         raise Damaged("has a checksum mismatch")
@@ -252,8 +274,8 @@ def require_bytes(entry: PageEntry, label: PageLabel, head: U8Array, data: U8Arr
 
 
 def read_ids(path: Path, entry: PageEntry) -> tuple[I32Array, U8Array]:
-    """Returns the ids of a record of a file, and how each was computed. Nothing is checked: their key says whether they
-    are right.
+    """Returns the token ids of a record of a page file, int32 [n_ids], and the depth of deferral (of MoE layers) with
+    which each was computed, uint8 [n_ids]. Nothing is checked: their key says whether they are right.
 
     Raises:
         Damaged: they are not all there. OSError: they cannot be read.
@@ -267,10 +289,11 @@ def read_ids(path: Path, entry: PageEntry) -> tuple[I32Array, U8Array]:
 
 
 def check_record(descriptor: int, entry: PageEntry) -> None:
-    """Raises Damaged unless a record, of any prefix and size, matches its checksum; uses little memory.
+    """Checks that the bytes of a record of an open page file, of any prefix and size, match its checksum; uses little
+    memory.
 
     Raises:
-        Damaged: it is another one. OSError: the record cannot be read.
+        Damaged: they do not. OSError: the record cannot be read.
     """
     crc, at, end = _label_crc(entry), entry.offset, entry.offset + entry.whole_bytes
     while at < end:

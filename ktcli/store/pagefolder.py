@@ -81,24 +81,26 @@ class StoredPages:
 
     @property
     def conversion(self) -> str:
-        """The name of the conversion that computed them, see `places.conversion_name`; "unknown" if it was not
+        """The name of the conversion that computed the pages, see `places.conversion_name`; "unknown" if it was not
         recorded.
         """
         return str(self.about.get("model", "unknown"))
 
     @property
     def model(self) -> str:
-        """The name that all conversions of its model share."""
+        """The name, shared by all its conversions, of the model that the pages belong to."""
         return self.conversion.partition("@")[0]
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all its files."""
+        """The number of bytes of all files with these pages."""
         return sum(file.size_bytes for file in self.files)
 
     @property
     def used_ns(self) -> int:
-        """The time when any of its files was used last, see `PageFile`; 0 if it has none."""
+        """The time when any file with these pages was used last, in nanoseconds since 1970, see `PageFile`; 0 if there
+        are no files.
+        """
         return max((file.used_ns for file in self.files), default=0)
 
 
@@ -129,16 +131,16 @@ class PageFolder:
 
     @classmethod
     def of_library(cls) -> PageFolder:
-        """Returns the folder of KV pages in the library."""
+        """Returns the folder of stored KV pages in the user's own library, which need not exist."""
         return cls(config.home() / "kv")
 
     # --- whose it is ------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises OtherVersion if this version may not read and write here.
+        """Checks that the pages in the folder are of the version that this kt reads and writes.
 
         Raises:
-            OtherVersion: it may not.
+            OtherVersion: they are not.
         """
         try:
             mark = smallfiles.read_bounded(self.path / MARK, MAX_MARK_BYTES)
@@ -160,11 +162,13 @@ class PageFolder:
         return None if any(self._folders()) else VERSION
 
     def folder_of(self, space: Space) -> Path:
-        """Returns the path of the folder with the pages of a space."""
+        """Returns the path of the subfolder for the KV pages of a space (a model in one layout), which need not
+        exist.
+        """
         return self.path / folder_name(space)
 
     def make(self) -> None:
-        """Creates the folder itself, readable by its owner only.
+        """Creates the folder of KV pages, readable by its owner only, if it does not exist.
 
         Raises:
             OSError: the system refuses.
@@ -173,7 +177,8 @@ class PageFolder:
         self.path.mkdir(mode=_FOLDER_MODE, exist_ok=True)
 
     def prepare(self, space: Space, about: dict[str, Any]) -> Path:
-        """Creates the folder of a space and returns its path; the caller holds the lock.
+        """Creates the subfolder for the pages of a space, with a note of the facts `about` it; returns its path; the
+        caller holds the lock.
 
         Raises:
             OSError: the system refuses.
@@ -189,14 +194,14 @@ class PageFolder:
         return folder
 
     def mark(self) -> None:
-        """Records that everything in the folder is of this version."""
+        """Writes the file that records the version of everything in the folder."""
         self._note(self.path / MARK, self._mark)
 
     def _note(self, path: Path, document: Mapping[str, Any], *, tidies: bool = True) -> None:
         self.write_file(path, json.dumps(document, indent=1) + "\n", tidies=tidies)
 
     def write_file(self, path: Path, data: str | memoryview, *, tidies: bool = False) -> None:
-        """Writes a file, atomically; see `smallfiles.write`.
+        """Writes `data` to a file of the folder, atomically; see `smallfiles.write`.
 
         Raises:
             OSError: the system refuses; nothing is left of it.
@@ -210,7 +215,7 @@ class PageFolder:
     def lock(
         self, wait_s: float = _LOCK_WAIT_S, *, frees: bool = False
     ) -> AbstractContextManager[None]:
-        """Returns the lock to hold while the folder is changed; `frees`: to remove something."""
+        """Returns the context manager that locks the folder while it is changed; `frees`: to remove something."""
         what = "removing KV pages" if frees else "writing KV pages"
         path = self.path / _LOCK
         return smallfiles.lock(path, what, wait_s=wait_s, mode=self._file_mode, frees=frees)
@@ -218,20 +223,24 @@ class PageFolder:
     # --- files --------------------------------------------------------------------------------------
 
     def stored(self) -> tuple[StoredPages, ...]:
-        """Returns the pages of every model in it, the most recently used model first."""
+        """Returns the KV pages of every model that are stored in the folder, with their files, the most recently used
+        model first.
+        """
         found = [StoredPages(f.name, _about(f), tuple(self.files(f))) for f in self._folders()]
         return tuple(sorted(found, key=lambda each: (-each.used_ns, each.name)))
 
     def spaces(self) -> list[StoredPages]:
-        """Returns the pages of every model in it without listing their files."""
+        """Returns what the folder stores KV pages of, model by model, without listing files: only the subfolders' names
+        and notes.
+        """
         return [StoredPages(folder.name, _about(folder), ()) for folder in self._folders()]
 
     def paths(self, folder: Path) -> set[Path]:
-        """Returns the paths of the files of pages in one of its folders; links are left out."""
+        """Returns the paths of the files of KV pages in one of its subfolders; links are left out."""
         return {file.path for file in self.files(folder)}
 
     def files(self, folder: Path, owner: str = "") -> Iterator[PageFile]:
-        """Yields the files of pages in one of its folders; links are left out.
+        """Yields the files of KV pages (path, size, time of last use) in one of its subfolders; links are left out.
 
         Args:
             owner: what their names begin with.
@@ -246,14 +255,15 @@ class PageFolder:
                     yield PageFile(Path(item.path), status.st_size, used_ns)
 
     def own_files(self) -> Iterator[PageFile]:
-        """Yields the files that this process may remove to make room."""
+        """Yields the files of KV pages, in all subfolders, that this process may remove to make room."""
         return (file for folder in self._folders() for file in self.files(folder, self.owner))
 
     def write(self, folder: Path, name: str, image: U8Array) -> Path:
-        """Writes a file of pages, atomically; returns its path; the caller holds the lock.
+        """Writes the bytes `image` as a page file into a subfolder, atomically; returns its path; the caller holds the
+        lock.
 
         Args:
-            name: which says what it contains, see `Image.finish`.
+            name: the file's name without suffix, derived from its contents, see `Image.finish`.
         Raises:
             OSError: the system refuses; nothing is left of it.
         """
@@ -262,7 +272,9 @@ class PageFolder:
         return path
 
     def use(self, paths: list[Path]) -> None:
-        """Sets the time of last use of files to now: ascending in the order of the list, and after all others."""
+        """Sets the time of last use of these files of KV pages to now: ascending in the order of the list, and after
+        those of all other files.
+        """
         now = max(time.time_ns(), self._newest + 1)
         for n, path in enumerate(paths):
             # Evicted meanwhile, or of a library that is read only.
@@ -271,13 +283,15 @@ class PageFolder:
         self._newest = now + len(paths)
 
     def lacks_room(self, most_bytes: int, more_bytes: int) -> bool:
-        """Returns whether `keep_within` would remove files."""
+        """Returns whether `keep_within` would remove page files: with `more_bytes` they would exceed `most_bytes`, or
+        there are too many small ones.
+        """
         size, small = self.usage()
         return size + more_bytes > most_bytes or small >= MAX_SMALL
 
     def keep_within(self, most_bytes: int, more_bytes: int) -> None:
-        """Removes files if those there and `more_bytes` exceed `most_bytes`; some more than necessary, so that this is
-        not done for every file. The caller holds the lock.
+        """Removes least recently used page files if they and `more_bytes` exceed `most_bytes`, or small ones if these
+        are too many; some more than necessary, so that this is not done for every file. The caller holds the lock.
         """
         if not self._tidied:
             self._tidied = True
@@ -289,8 +303,9 @@ class PageFolder:
             self.make_room(most_bytes - more_bytes, int(MAX_SMALL * (1 - _SLACK)))
 
     def usage(self) -> tuple[int, int]:
-        """Returns the bytes of its own files, and the number of small ones. A folder that did not change is not read
-        again."""
+        """Returns the total bytes of the folder's files of KV pages, and the number of those smaller than SMALL_BYTES.
+        A subfolder that did not change is not read again.
+        """
         known, self._sizes = self._sizes, {}
         for folder in self._folders():
             with contextlib.suppress(FileNotFoundError):
@@ -304,8 +319,9 @@ class PageFolder:
         return sum(size for _, size, _ in found), sum(small for _, _, small in found)
 
     def make_room(self, most_bytes: int, most_small: int | None = None) -> int:
-        """Removes the files that were used least recently until the others have at most `most_bytes`, and all
-        small ones but `most_small`, by default MAX_SMALL; returns the bytes freed. The caller holds the lock."""
+        """Removes the least recently used page files until the others have at most `most_bytes`, and of the small ones
+        all but `most_small`, by default MAX_SMALL; returns the number of bytes freed. The caller holds the lock.
+        """
         most_small = MAX_SMALL if most_small is None else most_small
         freed = 0
         files = sorted(self.own_files(), key=lambda file: file.used_ns)
@@ -321,14 +337,16 @@ class PageFolder:
         return freed
 
     def remove_unfinished(self) -> None:
-        """Removes the temporary files of killed writers; the caller holds the lock."""
+        """Removes the temporary files of killed writers from the folder; the caller holds the lock."""
         for path in self.path.glob(f"*/*{smallfiles.SUFFIX}"):
             if _is_unfinished(path.name):
                 with contextlib.suppress(OSError):
                     path.unlink()
 
     def quota(self, given: int | None) -> int:
-        """Returns the most bytes that it may hold: `given`, or a share of the disk, as if it held none yet."""
+        """Returns the most bytes that the folder may hold: `given`; if it is None, the share SHARE of the free disk, as
+        if the folder held no files yet.
+        """
         if given is not None:
             return given
         free = smallfiles.free_bytes(self.path)
@@ -339,8 +357,8 @@ class PageFolder:
     def verify(
         self, stored: StoredPages, advance: Callable[[int], None]
     ) -> Iterator[tuple[PageFile, str, bool]]:
-        """Checks every file of one model's pages; yields each with "" or the problem, and whether it could be read: an
-        unreadable one may be intact for others.
+        """Checks every file of one model's pages; yields each file, "" or a phrase that tells its problem, and whether
+        it could be read: an unreadable one may be intact for others.
         """
         codec = stored.name.partition("-")[2]
         for file in stored.files:
@@ -357,8 +375,8 @@ class PageFolder:
             yield file, problem, was_read
 
     def remove(self, name: str | None = None) -> int:
-        """Removes the pages of one space, or all, of whatever version; returns the bytes freed. Files that kt did
-        not make stay.
+        """Removes the stored pages in the subfolder `name`, or all (None), of whatever version; returns the number of
+        bytes freed. Files that kt did not make stay.
 
         Raises:
             Busy: another process is writing. KtError: the system refuses.
@@ -378,7 +396,7 @@ class PageFolder:
         return freed
 
     def removes(self, name: str) -> bool:
-        """Returns whether `remove` would remove something of this name."""
+        """Returns whether a file or subfolder of this name is kt's, so that `remove` would remove it."""
         return name == MARK or _is_unfinished(name) or _SPACE.fullmatch(name) is not None
 
     def _folders(self) -> Iterator[Path]:
@@ -395,12 +413,16 @@ class PageFolder:
 
 
 def folder_name(space: Space) -> str:
-    """Returns the name of the folder with the pages of a space."""
+    """Returns the name of the subfolder for the KV pages of a space (a model in one layout): "NAMESPACE-CODEC", with
+    the first 32 hexadecimal digits of the namespace.
+    """
     return f"{space.namespace.hex()[:32]}-{space.codec}"
 
 
 def page_items(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Yields the files of pages in a folder, with no system call for each but the listing."""
+    """Yields the directory entries of the files of KV pages in a folder, with no system call for each but the listing;
+    none if there is no such folder.
+    """
     if folder.is_symlink():
         return
     try:

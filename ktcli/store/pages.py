@@ -44,10 +44,10 @@ class RecordObserver(Protocol):
     """
 
     def stored(self, path: Path, entries: Sequence[PageEntry]) -> None:
-        """Called with the records of a new file."""
+        """Called when a page file with these records can be found in the store."""
 
     def removed(self, entries: Sequence[PageEntry]) -> None:
-        """Called with records that are in no file any more."""
+        """Called when these records are in no page file of the store any more."""
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class PageStore:
 
     @property
     def path(self) -> Path:
-        """The folder of all spaces."""
+        """The path of the folder that holds the stored pages of all models."""
         return self._folder.path
 
     @property
@@ -128,7 +128,9 @@ class PageStore:
     # --- what is there ------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Rereads the folder for files that other processes have written and removed."""
+        """Lists the store's files of KV pages anew, reads the tables of those that other processes have written, and
+        forgets those that were removed.
+        """
         with self._guard:
             known = set(self._files)
         there = self._folder.paths(self._path)  # may take a while
@@ -142,7 +144,9 @@ class PageStore:
         in_parallel(self._open, fresh, threads, "kt-read")
 
     def observe(self, observer: RecordObserver | None) -> None:
-        """Reports all records to a listener, and from now on their changes; None: to no listener."""
+        """Sets the listener that is told of all stored KV pages and states: now of those there, later of each change;
+        None: no listener.
+        """
         with self._guard:
             self._observer = observer
             if observer is not None:
@@ -150,14 +154,17 @@ class PageStore:
                     observer.stored(path, entries)
 
     def seek(self, labels: Iterable[PageLabel]) -> None:
-        """Does nothing: `refresh` lists all records."""
+        """Does nothing: `refresh` lists all stored KV pages and states, so that `has` needs no query."""
 
     def has(self, kind: PageKind, key: bytes) -> bool:
-        """Returns whether a record existed at the last `refresh`."""
+        """Returns whether the store had a KV page or state of this kind and key at the last `refresh`."""
         return (kind, key) in self._found
 
     def states(self) -> list[tuple[int, bytes, bytes]]:
-        """Returns the states at the last `refresh`, longest prefix first: (end, previous, key) as in `PageLabel`."""
+        """Returns the labels of the stored states (what layers such as linear attention keep of a whole prompt prefix)
+        at the last `refresh`, longest prefix first, each as (end, previous, key): the number of tokens of the prefix,
+        and the content addresses of the prefix before and of its own.
+        """
         with self._guard:
             entries = [self._found[PageKind.STATE, key][0][1] for key in self._states]
         return sorted(((e.end, e.previous, e.key) for e in entries), reverse=True)
@@ -171,8 +178,8 @@ class PageStore:
     # --- reading --------------------------------------------------------------------------------------
 
     def read(self, labels: Sequence[PageLabel], into: Sequence[U8Array]) -> int:
-        """Reads records into memory, in parallel; returns how many of the first ones are intact and in memory. The
-        memory of all others holds anything.
+        """Reads KV pages and states from files into the arrays `into`, in parallel; returns how many of the first ones
+        are intact and in memory. The other arrays hold anything.
         """
         began = time.perf_counter()
         intact = 0
@@ -200,8 +207,8 @@ class PageStore:
             return self._run(jobs)
 
     def use(self, keys: Iterable[bytes]) -> None:
-        """Records that the records with these keys, in the order of a conversation, were used now: the conversation's
-        end is removed first.
+        """Sets the time of last use of the files with these records, given by their keys in the order of a
+        conversation, to now; of these, the file with the conversation's end is the first that may be removed.
         """
         self._folder.use(list(self._paths(keys))[::-1])
 
@@ -314,7 +321,7 @@ class PageStore:
             self.tell()
 
     def tell(self) -> None:
-        """Warns of problems since the last call, of each kind once."""
+        """Calls `warn` with the problem that was met since the last call, if there was one."""
         with self._guard:
             said, self._trouble = self._trouble, ""
         if said:
@@ -323,7 +330,8 @@ class PageStore:
     # --- writing --------------------------------------------------------------------------------------
 
     def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> bool:
-        """Queues a record to be written, unless it exists; returns whether it is queued.
+        """Queues a KV page or state to be written to the disk, unless the store has it or takes none now; returns
+        whether it is queued.
 
         Args:
             fill: copies its bytes; called by another thread, see `PageWriter`.
@@ -333,17 +341,19 @@ class PageStore:
         return self.writer.put(label, size_bytes, fill)
 
     def hurry(self) -> None:
-        """Has all queued records written at once."""
+        """Has all queued KV pages and states written at once, without waiting for it."""
         self.writer.hurry()
 
     def flush(self, wait_s: float = CLOSE_S) -> bool:
-        """Writes all queued records; returns whether that was done within `wait_s` seconds."""
+        """Waits until all queued KV pages and states are written, at most `wait_s` seconds; returns whether they
+        are.
+        """
         done = self.writer.flush(wait_s)
         self.tell()
         return done
 
     def close(self, wait_s: float = CLOSE_S) -> None:
-        """Writes all queued records within `wait_s` seconds and ends all threads."""
+        """Writes queued records within `wait_s` seconds, drops the rest, and ends the thread that writes."""
         self.writer.close(wait_s)
         if self.writer.dropped and self._writes:
             self._trouble = self._trouble or (

@@ -76,12 +76,12 @@ class PageWriter:
 
     @property
     def is_current(self) -> bool:
-        """Whether the calling thread is the one that stores."""
+        """Whether the calling thread is the one that writes the queued records."""
         return threading.current_thread() is self._thread
 
     def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> bool:
-        """Queues a record to be stored, for which another thread calls `fill`; returns whether it is queued. Returns
-        whether it is queued.
+        """Queues a KV page or state to be stored by another thread, which calls `fill` to copy its bytes; returns
+        whether it is queued: not if the queue is full or closed.
         """
         with self._changed:
             if self._closing or len(self._queue) >= MAX_WAITING:
@@ -103,19 +103,21 @@ class PageWriter:
             self._changed.notify_all()
 
     def flush(self, wait_s: float) -> bool:
-        """Stores all queued records, at full speed; returns whether that was done within `wait_s` seconds."""
+        """Waits until all queued records are stored, at full speed, at most `wait_s` seconds; returns whether they
+        are.
+        """
         self.hurry()
         with self._changed:
             return self._changed.wait_for(self._is_idle, wait_s)
 
     @property
     def committing_s(self) -> float:
-        """The seconds for which the file that is being stored now has been; 0: none is."""
+        """The seconds that storing the current file has taken so far; 0: no file is being stored."""
         since = self._commits_since
         return 0.0 if since is None else time.monotonic() - since
 
     def close(self, wait_s: float) -> None:
-        """Stores queued records within `wait_s` seconds, drops the rest, and ends the thread."""
+        """Stores queued records within `wait_s` seconds, drops the rest, and ends the thread that stores them."""
         self.flush(wait_s)
         with self._changed:
             self._closing = self._given_up = True

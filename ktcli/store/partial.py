@@ -73,16 +73,18 @@ class PartialFile:
 
     @property
     def n_chunks(self) -> int:
-        """The number of chunks; an empty file has none."""
+        """The number of chunks in which the file is downloaded; 0 for an empty file."""
         return len(self._done)
 
     @property
     def arrived_bytes(self) -> int:
-        """The number of bytes that have arrived."""
+        """The number of bytes of the file that have arrived."""
         return sum(self._done)
 
     def missing(self, chunk: int) -> tuple[int, int]:
-        """Returns the missing byte range of a chunk: its first byte, and the one after its last."""
+        """Returns the byte range of a chunk that has not arrived, as offsets in the file: its first byte, and the one
+        after its last.
+        """
         start = chunk * self._chunk
         return start + self._done[chunk], min(start + self._chunk, self.located.size_bytes)
 
@@ -96,7 +98,9 @@ class PartialFile:
         return self.located.size_bytes
 
     def write(self, offset: int, data: bytes | memoryview) -> int:
-        """Writes bytes that continue a chunk, or several chunks, at their place; returns how many were new."""
+        """Writes bytes at their offset in the file, where they continue one chunk or several; returns how many bytes
+        were new.
+        """
         new, view = 0, memoryview(data)
         while view:
             chunk = offset // self._chunk
@@ -118,8 +122,9 @@ class PartialFile:
         return len(fresh)
 
     def open(self) -> int:
-        """Returns the descriptor of the file with the bytes, for reading and writing; the file is created if need
-        be."""
+        """Returns the descriptor, for reading and writing, of the file on disk with the bytes that have arrived; the
+        file is created if need be.
+        """
         with self._lock:
             if self._descriptors is None:
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -137,14 +142,14 @@ class PartialFile:
             return self._descriptors[0]
 
     def close(self) -> None:
-        """Closes the open files, which are kept."""
+        """Closes the descriptors of the partial file, which stays on disk."""
         with self._lock:
             for descriptor in self._descriptors or ():
                 os.close(descriptor)
             self._descriptors = None
 
     def remove(self) -> None:
-        """Deletes the partial file."""
+        """Deletes the partial file from the disk, with its counters of what has arrived."""
         self.close()
         for path in (self.counters_path, self.bytes_path):
             with contextlib.suppress(FileNotFoundError):
@@ -153,7 +158,7 @@ class PartialFile:
         self._first_open = self._unflushed = 0
 
     def finish(self, path: Path) -> None:
-        """Flushes the complete file and renames it to `path`, replacing an older one."""
+        """Flushes the complete file to the disk and renames it to `path`, replacing an older one."""
         os.fsync(self.open())
         self.close()
         os.replace(self.bytes_path, path)

@@ -28,7 +28,9 @@ class EntryKind(Enum):
 
     @property
     def manifest(self) -> str:
-        """The file name of the manifest of entries of this kind."""
+        """The file name of the manifest of entries of this kind: "kt.json" of a pack, "kt-source.json" of a
+        checkpoint.
+        """
         return manifest.PACK if self is EntryKind.PACK else manifest.CHECKPOINT
 
 
@@ -37,12 +39,16 @@ _FOLDERS = {f"{kind.value}s" for kind in EntryKind}
 
 
 def folder_of(kind: EntryKind, shared: Path | None = None) -> Path:
-    """Returns the folder of the entries of this kind, in the user's own library or in a further one."""
+    """Returns the path of the folder that contains the entries of this kind (checkpoints or packs), in the user's own
+    library, or in the further one `shared`.
+    """
     return (shared or config.home()) / f"{kind.value}s"
 
 
 def shared_with(folder: Path) -> Path | None:
-    """Returns the further library that a folder is an entry of; None: it is the user's own, or of none."""
+    """Returns the path of the further library in which `folder` is a checkpoint or a pack; None: it is in the user's
+    own library, or in none.
+    """
     parent = folder.absolute().parent
     for library in config.libraries():
         if parent.name in _FOLDERS and parent.parent in (library, library.resolve()):
@@ -51,29 +57,33 @@ def shared_with(folder: Path) -> Path | None:
 
 
 def checkpoint_path(name: str) -> Path:
-    """Returns the path of the checkpoint of a library name, which need not exist."""
+    """Returns the path, in the user's own library, of the checkpoint with this library name, which need not exist."""
     return config.home() / "checkpoints" / _one_folder(name)
 
 
 def pack_path(name: str, experts: str, dense: str) -> Path:
-    """Returns the path of a conversion, which need not exist."""
+    """Returns the path, in the user's own library, of the conversion of a model to these formats of experts and of
+    dense weights, which need not exist.
+    """
     return config.home() / "packs" / _one_folder(f"{_one_folder(name)}@{experts}-{dense}")
 
 
 def lock_path(name: str, shared: Path | None = None) -> Path:
-    """Returns the path of the lock to hold while a model's files are changed, in the user's own library or in a further
-    one.
+    """Returns the path of the lock file to hold while a model's files are changed, in the user's own library, or in the
+    further one `shared`.
     """
     return (shared or config.home()) / "locks" / f"{_one_folder(name)}.lock"
 
 
 def run_folder() -> Path:
-    """Returns the path of the folder for running servers' sockets, and logs of those in the background."""
+    """Returns the path of the library's folder for the sockets of running servers, and the logs of those in the
+    background; it need not exist.
+    """
     return config.home() / "run"
 
 
 def private_run_folder() -> Path:
-    """Returns the path of the folder of running servers, made writable by its owner only.
+    """Returns the path of the folder of `run_folder`, after making it writable by its owner only; it need not exist.
 
     Raises:
         KtError: it is another user's, or that cannot be changed.
@@ -100,7 +110,7 @@ def private_run_folder() -> Path:
 
 
 def server_sockets() -> list[Path]:
-    """Returns the paths of the sockets of this library's servers; some may be left by servers that were killed.
+    """Returns the paths of the sockets of this library's running servers; some may be left by servers that were killed.
 
     Raises:
         KtError: others could have put them there.
@@ -109,13 +119,15 @@ def server_sockets() -> list[Path]:
 
 
 def is_name(text: str) -> bool:
-    """Returns whether a text is valid as the name of a model: safe as one folder, and without a mark of formats."""
+    """Returns whether a text is valid as the name of a model in the library: safe as the name of one folder, and
+    without "@", which formats follow.
+    """
     return re.fullmatch(NAME, text) is not None
 
 
 def is_taken(name: str) -> bool:
-    """Returns whether a checkpoint or a conversion of this name is in the library or a further one, in any case; that
-    of a folder outside it has the name of this folder, too.
+    """Returns whether the user's own library or a further one has a checkpoint or a conversion with this name, in upper
+    or lower case; a conversion of a folder outside the library also counts under that folder's name.
     """
     wanted = name.lower()
     for kind, library in product(EntryKind, (None, *config.libraries())):
@@ -131,11 +143,11 @@ def is_taken(name: str) -> bool:
 
 
 def local_name(folder: Path, mark: str, spoken: str = "") -> str:
-    """Returns the library's name for the files of a folder outside it.
+    """Returns the name "local--NAME--HASH" under which the library knows a folder or file outside it.
 
     Args:
         mark: a text that goes into the name's hash beside the folder's path.
-        spoken: what people call it; empty: by the folder's own name.
+        spoken: what people call it; empty: the folder's own name.
     """
     identity = f"{folder.resolve()} {mark}".encode("utf-8", "replace")
     called = spoken or folder.name
@@ -144,13 +156,15 @@ def local_name(folder: Path, mark: str, spoken: str = "") -> str:
 
 
 def conversion_name(pack: Path) -> str:
-    """Returns the unique name of a conversion, whether it is in a library or not."""
+    """Returns the unique name of a conversion: in a library the name of its folder, elsewhere "local--NAME--HASH"."""
     inside = pack.parent.resolve() == folder_of(EntryKind.PACK).resolve()
     return pack.name if inside or shared_with(pack) else local_name(pack, "pack")
 
 
 def model_name(pack: Path) -> str:
-    """Returns the name that all conversions of one model in the library share; a pack outside it has its own."""
+    """Returns the name, without formats, that all conversions of one model in the library share; a pack outside it has
+    one of its own.
+    """
     return conversion_name(pack).partition("@")[0]
 
 

@@ -49,7 +49,7 @@ class Preset:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Preset:
-        """Returns the preset with these values, each checked; None is unset.
+        """Returns the preset with these values, by the names of their settings, each checked; None and [] are unset.
 
         Raises:
             ValueError: one cannot be; the message is a part of a sentence: "temperature is 'x', which is not …".
@@ -66,22 +66,22 @@ class Preset:
         return bool(self.values)
 
     def get(self, name: str) -> Any:
-        """Returns a value; None: it is not set."""
+        """Returns the preset's value of the setting `name`; None: it is not set."""
         return self.values.get(name)
 
     def over(self, other: Preset) -> Preset:
-        """Returns this preset, completed by the values that only another one sets."""
+        """Returns a preset with the values of this one, completed by those that only `other` sets."""
         both = {**other.values, **self.values}
         return Preset({name: both[name] for name in KINDS if name in both})
 
     def document(self) -> dict[str, Any]:
-        """Returns its values as a JSON object that `of` reads."""
+        """Returns the preset's values as a JSON object that `of` reads."""
         return {
             name: list(value) if name == _STOP else value for name, value in self.values.items()
         }
 
     def words(self) -> str:
-        """Returns its values for people, on one line: 'temperature 0.2, system "You are …"'."""
+        """Returns the preset's values for people, on one line: 'temperature 0.2, system "You are …"'."""
         return ", ".join(f"{name} {_said(value)}" for name, value in self.values.items())
 
 

@@ -65,7 +65,7 @@ class ModelProfile:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The object in the model's `config.json`.
+        """The contents of the model's `config.json`, as a JSON object.
 
         Raises:
             NotFound, KtError: a built-in model is missing or damaged.
@@ -73,8 +73,8 @@ class ModelProfile:
         return _builtin_config(self.builtin) if self.builtin else self.table
 
     def fault(self, error: KtError) -> KtError:
-        """Returns the error for a profile from which no model can be built, with file, line and key if the user wrote
-        it.
+        """Returns the error to raise in place of `error`, which says that no model can be built from the profile: with
+        file, line and key if a user wrote the profile, else `error` itself.
         """
         if self.origin is None:
             return error
@@ -130,12 +130,14 @@ class _ProfileText:
 
 
 def typed(hub: str, repository: str) -> str:
-    """Returns a repository as a user writes it: without the hub if that is the first."""
+    """Returns a repository as users type it: "org/repo" on Hugging Face, elsewhere with the hub's short name,
+    "ms:org/repo".
+    """
     return repository if hub == "hf" else f"{hub}:{repository}"
 
 
 def read_profile(path: Path, *, shipped: bool) -> ModelProfile:
-    """Returns the profile in a file, which is named after its model.
+    """Returns the model's profile in a TOML file, which is named after the model.
 
     Raises:
         KtError: it cannot be read, or is not one; the message has file, line and key.
@@ -258,7 +260,7 @@ def _builtin_config(folder: str) -> dict[str, Any]:
 
 
 def builtin_path(folder: str) -> Path:
-    """Returns the path of the folder, or of a file in it, of a model that ships with kt.
+    """Returns the path of a folder, or of a file in it, of a model that ships with kt, from its path in `profiles`.
 
     Raises:
         NotFound: this installation lacks it.

@@ -34,12 +34,12 @@ class Quant:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all its files."""
+        """The number of bytes of all GGUF files of the quant."""
         return sum(file.size_bytes for file in self.files)
 
 
 def quants_of(snapshot: Snapshot) -> tuple[Quant, ...]:
-    """Returns the quants of a repository, smallest first."""
+    """Returns the quants (GGUF files of one precision) that a repository has completely, smallest first."""
     known: dict[str, RemoteFile] = {
         file.name: file for file in snapshot.files if _FILE.fullmatch(file.name)
     }
@@ -57,7 +57,7 @@ def quants_of(snapshot: Snapshot) -> tuple[Quant, ...]:
 
 
 def quant_named(snapshot: Snapshot, name: str) -> Quant:
-    """Returns the quant called `name`, upper or lower case.
+    """Returns the quant (GGUF files of one precision) of a repository that is called `name`, in upper or lower case.
 
     Raises:
         NotFound: the repository has none; the hint names those that it has.
@@ -73,8 +73,8 @@ def quant_named(snapshot: Snapshot, name: str) -> Quant:
 
 
 def recommended(quants: tuple[Quant, ...], free_bytes: int) -> Quant:
-    """Returns the quant to download where the disk has `free_bytes`: kt converts it, so the most precise one of up to
-    eight bits that leaves as much room again for the conversion; else the smallest.
+    """Returns the quant to download where the disk has `free_bytes`: the largest one of at most eight bits that leaves
+    as much room again for its conversion; else the smallest.
     """
     narrow = [each for each in quants if each.name.upper() not in _WIDE] or list(quants)
     fitting = [each for each in narrow if 2 * each.size_bytes <= free_bytes]
@@ -82,7 +82,9 @@ def recommended(quants: tuple[Quant, ...], free_bytes: int) -> Quant:
 
 
 def choose(snapshot: Snapshot, quants: tuple[Quant, ...], free_bytes: int) -> UsageError:
-    """Returns the error that asks the user to name a quant: it lists each with its size, and the best one here."""
+    """Returns the error to raise so that the user names one of a repository's quants (GGUF files of one precision): it
+    lists each with its size, and the best one for the free disk space.
+    """
     best = recommended(quants, free_bytes)
     listed = ", ".join(
         f"{each.name} ({gib(each.size_bytes)}"

@@ -27,7 +27,7 @@ class ReadRate:
         self._bytes, self._noted_s = 0, 0.0
 
     def note(self, size_bytes: int, seconds: float) -> None:
-        """Records that a read of so many bytes took so long."""
+        """Records that a read of `size_bytes` bytes from the store took `seconds`."""
         x, y, now = float(size_bytes), seconds, time.monotonic()
         decay = _DECAY if now - self._noted_s < _KNOWN_S else _OLD_DECAY
         sums = (self._n, self._x, self._y, self._xx, self._xy)
@@ -40,13 +40,16 @@ class ReadRate:
 
     @property
     def bps(self) -> float | None:
-        """The bytes read per second, with the fixed times; None: nothing was read yet."""
+        """The average speed of recent reads, in bytes per second, their fixed times included; None: nothing was read
+        yet.
+        """
         return self._x / self._y if self._y else None
 
     @property
     def is_known(self) -> bool:
-        """Whether it was measured lately, with enough bytes or reads of different sizes; a store that is fast needs no
-        measurement before."""
+        """Whether `seconds` predicts from recent measurements, of enough bytes or of reads of different sizes; a store
+        that is assumed to be fast needs none at first.
+        """
         is_fast = self._assumed_bps is None
         if not self._n:
             return is_fast
@@ -54,7 +57,7 @@ class ReadRate:
         return enough and time.monotonic() - self._noted_s < _KNOWN_S
 
     def seconds(self, size_bytes: int) -> float:
-        """Returns the predicted seconds of a read of so many bytes."""
+        """Returns the predicted duration, in seconds, of a read of `size_bytes` bytes from the store."""
         if not self._y:
             return size_bytes / self._assumed_bps if self._assumed_bps else 0.0
         fixed_s, s_per_byte = self._fitted() or (0.0, self._y / self._x)

@@ -77,7 +77,9 @@ class Reference:
 
     @property
     def lasting(self) -> str:
-        """The text that names the same model in every folder, whatever becomes of aliases; without the formats."""
+        """The text that names the same model from every working folder, and whatever becomes of aliases; without the
+        formats of a conversion.
+        """
         if self.folder is not None:
             return self.stored or str(self.folder)
         if not self.repository or catalog.find(self.name) is not None:
@@ -89,17 +91,20 @@ class Reference:
 
     @property
     def shown(self) -> str:
-        """The name of the model as users type it."""
+        """The name of the model as users type it, such as org/repo:QUANT, without the formats of a conversion."""
         return shown(self.name)
 
     @property
     def model(self) -> str:
-        """The text that names the same model in any formats, as `parse` reads it."""
+        """The text that names the same model without the formats of a conversion, as `parse` reads it: its library
+        name, or the path of its folder or file (its name, if it is in another program's store).
+        """
         return self.name if self.folder is None else self.stored or str(self.folder)
 
 
 def parse(text: str) -> Reference:
-    """Returns the model that a text names.
+    """Returns the parsed form of a model's name: the model's name in the library, its repository or its local folder,
+    and the formats of a conversion.
 
     Raises:
         UsageError: it cannot be the name of anything. NotFound, BadCheckpoint: it names a model of another program's
@@ -129,8 +134,8 @@ def parse(text: str) -> Reference:
 
 
 def split_adapter(text: str) -> tuple[str, str]:
-    """Returns the model and the adapter in "MODEL+ADAPTER", or in an alias of that; the text itself and "" if it names
-    no adapter.
+    """Returns the names of the model and of the LoRA adapter in "MODEL+ADAPTER", or in an alias of that; the text
+    itself and "" if it names no adapter.
     """
     if places.is_name(text) and catalog.find(text) is None:
         target = aliases.target_of(text)
@@ -146,7 +151,9 @@ def is_elsewhere(text: str) -> bool:
 
 
 def repository_named(name: str) -> str:
-    """Returns the repository whose library name is `name`, as `parse` reads it; empty if there is none."""
+    """Returns the repository, "org/repo" or "ms:org/repo@revision:QUANT", whose library name is `name`, as `parse`
+    reads it; empty if there is none.
+    """
     stem, dash, quant = name.rpartition(_QUANT_MARK)
     if dash and (found := repository_named(stem)):
         return f"{found}:{quant}"
@@ -281,10 +288,11 @@ def _page(text: str) -> tuple[str, str] | None:
 
 
 def quant_of(*parts: str) -> str:
-    """Returns the quant at the end of a GGUF file's name, or of its folder's; empty: neither has one.
+    """Returns the name of the quant, such as Q4_K_M, at the end of a GGUF file's name, or of its folder's; empty:
+    neither has one.
 
     Args:
-        parts: the path of the file.
+        parts: the parts of the file's path, its name last.
     """
     if not is_model(parts[-1]):
         return ""
@@ -294,12 +302,12 @@ def quant_of(*parts: str) -> str:
 
 
 def vision_files(names: Iterable[str]) -> tuple[str, ...]:
-    """Returns the names, sorted, of the GGUF files with a model's encoder for images or sound."""
+    """Returns those of the file names, sorted, that are GGUF files with a model's encoder for images or sound."""
     return tuple(sorted(n for n in names if VISION in n.lower() and n.lower().endswith(GGUF)))
 
 
 def vision_left_out(names: Iterable[str]) -> str:
-    """Returns the sentence that vision files are not used; "": there are none."""
+    """Returns the sentence for the user that vision files among these file names are not used; "": there are none."""
     found = vision_files(names)
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
     return f"{found[0]}{more} is left out: kt does not read images or audio" if found else ""

@@ -61,10 +61,12 @@ class RemoteStore:
         open_store: Callable[[Callable[[str], object]], PageStore],
         warn: Callable[[str], object],
     ) -> RemoteStore:
-        """Returns the store in a folder.
+        """Returns the store of KV pages in a folder, which is opened within a time limit.
 
         Args:
-            open_store: opens the one that does the work, which says its warnings to the function that it is given.
+            open_store: opens and returns the page store that does the work, which calls the function that it is given
+                with each warning.
+            warn: called with a sentence about what went wrong; by the thread that calls this store.
         Raises:
             KtError: it cannot be opened, or not in time.
         """
@@ -81,34 +83,41 @@ class RemoteStore:
 
     @property
     def writer(self) -> PageWriter:
-        """The queue and thread that write its records."""
+        """The queue and thread that write KV pages and states to the store."""
         return self._store.writer
 
     @property
     def inner(self) -> PageStore:
-        """The store that does the work."""
+        """The page store without time limits that does the work."""
         return self._store
 
     @property
     def rests(self) -> bool:
-        """Whether it did not respond in time, and is not used for a while."""
+        """Whether the store is not used for a while, because it did not respond in time or failed."""
         return self._rests_until is not None
 
     @property
     def rate(self) -> ReadRate:
-        """The predictor of the durations of its reads."""
+        """The predictor of how long reads from the store take."""
         return self._store.rate
 
     def has(self, kind: PageKind, key: bytes) -> bool:
-        """Returns whether a record existed at the last `refresh`."""
+        """Returns whether the store had a KV page or state of this kind and key at the last `refresh`; False while the
+        store rests.
+        """
         return not self.rests and self._store.has(kind, key)
 
     def states(self) -> list[tuple[int, bytes, bytes]]:
-        """Returns the states at the last `refresh`, see `PageStore.states`."""
+        """Returns the labels of the stored states (what layers such as linear attention keep of a whole prompt prefix)
+        at the last `refresh`, longest prefix first, each as (end, previous, key): the number of tokens of the prefix,
+        and the content addresses of the prefix before and of its own; [] while the store rests.
+        """
         return [] if self.rests else self._store.states()
 
     def refresh(self) -> None:
-        """Looks for records that others wrote, for a short time; a longer listing continues in the background."""
+        """Looks for page files that others wrote or removed, for a short time; a longer listing continues in the
+        background.
+        """
         if self._rests_until is not None:
             self._try_again(self._rests_until)
         elif self._looking is None or self._looking.ended:
@@ -119,10 +128,12 @@ class RemoteStore:
         self._tell()
 
     def seek(self, labels: Iterable[PageLabel]) -> None:
-        """Does nothing: `refresh` lists all records."""
+        """Does nothing: `refresh` lists all stored KV pages and states, so that `has` needs no query."""
 
     def read(self, labels: Sequence[PageLabel], into: Sequence[U8Array]) -> int:
-        """Reads records into memory, see `PageStore.read`; returns 0 if they do not arrive in time."""
+        """Reads KV pages and states into the arrays `into`; returns how many of the first ones are intact and in
+        memory, 0 if they do not arrive in time.
+        """
         if self.rests or _runs(self._reading):
             return 0
         room = [np.empty_like(memory) for memory in into]  # its own: it may be written late
@@ -138,24 +149,30 @@ class RemoteStore:
         return came
 
     def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> bool:
-        """Queues a record to be written, unless it exists; returns whether it is queued."""
+        """Queues a KV page or state to be written, unless the store has it or takes none now; returns whether it is
+        queued.
+        """
         if not self.rests and self._store.writer.committing_s > _WRITE_S:
             self._rest("a file could not be written in time")
         return not self.rests and self._store.put(label, size_bytes, fill)
 
     def use(self, keys: Iterable[bytes]) -> None:
-        """Records that records are used now, see `PageStore.use`; skipped while an earlier call is in progress."""
+        """Records in the background that the records with these keys are used now, see `PageStore.use`; skipped while
+        an earlier call is in progress.
+        """
         if not self.rests and not _runs(self._using):
             used = list(keys)
             self._using = BackgroundCall(lambda: self._store.use(used), "kt-use")
 
     def hurry(self) -> None:
-        """Has all queued records written at once."""
+        """Has all queued KV pages and states written at once, without waiting for it."""
         if not self.rests:
             self._store.hurry()
 
     def flush(self, wait_s: float) -> bool:
-        """Writes all queued records; returns whether that was done within `wait_s` seconds. Any thread may ask."""
+        """Waits until all queued KV pages and states are written, at most `wait_s` seconds; returns whether they are.
+        Any thread may ask.
+        """
         until = time.monotonic() + wait_s
         while not self.rests:
             before, left_s = self._store.counts.written, until - time.monotonic()
@@ -168,7 +185,9 @@ class RemoteStore:
         return False
 
     def close(self) -> None:
-        """Writes queued records as long as the store accepts them, and closes it."""
+        """Writes queued records for a short time, as long as the store accepts them, drops the rest, and closes the
+        store.
+        """
         self.flush(CLOSE_S)
         self._store.close(0.0)
         self._tell()

@@ -30,7 +30,8 @@ CALIBRATING, RESUMING = "calibrate-", "resume-"
 
 
 def remove(entry: Entry) -> int:
-    """Deletes an entry's files; returns the bytes freed. The heat map of its model stays, see `forget`.
+    """Deletes the files of an entry of the user's own library; returns the number of bytes freed. The heat map of its
+    model stays, see `forget`.
 
     Raises:
         UsageError: it does not lie in the library.
@@ -58,8 +59,8 @@ def remove(entry: Entry) -> int:
 
 
 def forget(model: str) -> bool:
-    """Deletes the heat map and the importance of a model without entries in the library; returns whether there was a
-    heat map.
+    """Deletes the heat map and the results of calibrations of a model that has no entries in the library any more;
+    returns whether there was a heat map.
 
     Raises:
         KtError: the system refuses.
@@ -74,8 +75,8 @@ def forget(model: str) -> bool:
 
 
 def pages_of(gone: Collection[Entry], models: Collection[str]) -> tuple[StoredPages, ...]:
-    """Returns the KV pages on disk to remove along with removed conversions, and all of `models`. Those that an equal
-    conversion under another name can use stay, as do those of whose origin nothing is known.
+    """Returns the stored KV pages to remove together with the removed conversions `gone`, and all of `models`. Those
+    that an equal conversion under another name can use stay, as do those of unknown origin.
 
     Args:
         models: names that all conversions of a model share.
@@ -98,8 +99,8 @@ def pages_of(gone: Collection[Entry], models: Collection[str]) -> tuple[StoredPa
 
 
 def leftovers() -> tuple[Path, ...]:
-    """Returns the paths of the folders left by an interrupted removal, import of an adapter or installation of an
-    engine, a killed calibration or a killed benchmark.
+    """Returns the paths of the folders left in the library by interrupted removals, imports of adapters and
+    installations of engines, and by killed calibrations and benchmarks.
     """
     folders = [places.folder_of(kind) for kind in EntryKind]
     removed = [path for folder in folders for path in sorted(folder.glob(".*.removed.*"))]
@@ -118,8 +119,8 @@ def _streams() -> Iterator[Path]:
 
 
 def drop_stream(entry: Entry) -> None:
-    """Removes the folder with which a complete conversion was made during download, or repaired, if a process that was
-    killed at its very end left it; nothing while another process works on the model.
+    """Deletes the working folder of a complete conversion that was made during a download, or repaired, if a process
+    that was killed at its very end left it; does nothing while another process works on the model.
     """
     if not (entry.managed and entry.complete and entry.is_stream):
         return
@@ -131,8 +132,8 @@ def drop_stream(entry: Entry) -> None:
 
 
 def calibrating_folder(key: str) -> Path:
-    """Returns this process's folder for a calibration, which need not exist: that of a stopped process with the same
-    calibration, if there is one.
+    """Returns the path of this process's working folder for a calibration, which need not exist; that of a stopped
+    process with the same calibration is renamed to it, if there is one.
 
     Args:
         key: names the calibration, with letters and digits.
@@ -146,7 +147,7 @@ def calibrating_folder(key: str) -> Path:
 
 
 def remove_leftovers() -> int:
-    """Deletes the leftovers; returns the bytes freed."""
+    """Deletes the folders that `leftovers` finds; returns the number of bytes freed."""
     freed = 0
     for path in leftovers():
         freed += contents.bytes_below(path)

@@ -23,7 +23,7 @@ STATUSES = frozenset((429, 502, 503, 504))
 
 
 def silent(sentence: str) -> None:
-    """Does nothing: nobody is told of retries."""
+    """Does nothing with the sentence: with this listener nobody is told of retries."""
 
 
 def with_retries(
@@ -31,7 +31,7 @@ def with_retries(
     tell: Tell = silent,
     wait: Callable[[float], object] | None = None,
 ) -> Answer:
-    """Returns the result of `ask`, called again after errors that are temporary.
+    """Returns the result of `ask`, which is called again, up to three times, after network errors that are temporary.
 
     Args:
         tell: is given a sentence before each wait.
@@ -53,13 +53,17 @@ def with_retries(
 
 
 def retry_after(error: BaseException) -> float | None:
-    """Returns the seconds in the `Retry-After` of an error's response; None: there is none."""
+    """Returns how many seconds to wait, from the header `Retry-After` of the HTTP response that an exception carries;
+    None: it has none, or it is invalid.
+    """
     answer = getattr(error, "response", None)
     return seconds_asked(answer.headers.get("Retry-After", "") if answer is not None else "")
 
 
 def seconds_asked(said: str) -> float | None:
-    """Returns the seconds in a value of `Retry-After`; None: it is invalid."""
+    """Returns how many seconds to wait, from the value of an HTTP header `Retry-After`: a number or a date; None: it is
+    invalid.
+    """
     if said.isascii() and said.isdigit():
         return float(said[:9])
     from email.utils import parsedate_to_datetime  # rarely needed

@@ -24,8 +24,8 @@ PULLING = "kt-pull.part"  # in a checkpoint's folder while it is pulled: the ref
 
 
 def entries_of(kind: EntryKind) -> Iterator[Entry]:
-    """Yields the entries of one kind in the user's own library, by name, then those of each further one that can be
-    read.
+    """Yields the entries of one kind (checkpoints or packs) in the user's own library, by name, then those of each
+    further library that can be read.
 
     Raises:
         KtError: one's own folder cannot be read.
@@ -37,7 +37,7 @@ def entries_of(kind: EntryKind) -> Iterator[Entry]:
 
 
 def unreadable(library: Path) -> str:
-    """Returns the reason why a further library cannot be read, for people; empty: it can."""
+    """Returns a sentence that says why a further library, at this path, cannot be read; empty: it can."""
     for folder in (library, *(folder_of(kind, library) for kind in EntryKind)):
         try:
             os.scandir(folder).close()
@@ -65,7 +65,9 @@ def _entries_in(folder: Path, kind: EntryKind, shared: Path | None) -> Iterator[
 
 
 def entry_at(path: Path, kind: EntryKind, shared: Path | None = None) -> Entry:
-    """Returns the entry of one folder in the user's own library, or in a further one."""
+    """Returns the library entry of one folder, which lies in the user's own library, or in the further one `shared`; it
+    may be incomplete.
+    """
     found = _entry_at(path, kind, lock_path(path.name.partition("@")[0], shared))
     return replace(found, managed=False, shared=shared) if shared else found
 
@@ -108,7 +110,7 @@ def _pulling(path: Path) -> str:
 
 
 def builtin_entry() -> Entry | None:
-    """Returns the entry of the model that ships with kt; None if its files are not there."""
+    """Returns the entry of the small model that ships with kt; None if its files are not there."""
     profile = catalog.find(BUILTIN)
     if profile is None:
         return None
@@ -122,7 +124,11 @@ def builtin_entry() -> Entry | None:
 
 
 def local_entry(folder: Path) -> Entry:
-    """Returns the entry of a folder or GGUF file that somebody named, in the library or not."""
+    """Returns the entry of the model in a folder or GGUF file that a user named, in the library or not.
+
+    Raises:
+        NotFound: there is no model, or there are several. BadCheckpoint: its manifest is damaged.
+    """
     try:
         mode = folder.stat().st_mode
         if stat.S_ISREG(mode) and is_gguf(folder.name):

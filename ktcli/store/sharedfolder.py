@@ -46,14 +46,18 @@ _HOST_CHARS, _DIGITS = 20, 8
 
 
 def writer_name() -> str:
-    """Returns the name of this library on this machine in files: `node7-1a2b3c4d`."""
+    """Returns the name that identifies this library on this machine in the names of the files of KV pages that it
+    shares: `node7-1a2b3c4d`.
+    """
     host = os.uname().nodename
     plain = re.sub(r"[^A-Za-z0-9-]", "-", host.partition(".")[0])[:_HOST_CHARS]
     return f"{plain}-{sha256(f'{host}:{config.home()}'.encode()).hexdigest()[:_DIGITS]}"
 
 
 def writer_of(name: str) -> str:
-    """Returns the writer of a file in a shared folder; empty: it is not recorded."""
+    """Returns the writer, see `writer_name`, of the page file with this name in a shared folder; empty: it is not
+    recorded.
+    """
     return name.partition(".")[0] if name.count(".") > 1 else ""
 
 
@@ -74,10 +78,11 @@ class SharedFolder(PageFolder):
 
     @classmethod
     def open(cls, path: Path) -> SharedFolder:
-        """Returns the store in a folder; a missing folder is created, and an empty one becomes a store.
+        """Returns the shared store of KV pages in a folder; a missing folder is created, and an empty one becomes a
+        store.
 
         Raises:
-            KtError: it cannot be one, or another version's; the message is one sentence.
+            KtError: the folder cannot be a store, or is one of another version; the message is one sentence.
         """
         made = cls(path)
         try:
@@ -104,7 +109,7 @@ class SharedFolder(PageFolder):
 
     @classmethod
     def existing(cls, path: Path) -> SharedFolder:
-        """Returns the store in a folder, of any version.
+        """Returns the shared store of KV pages in a folder that is one already, of any version.
 
         Raises:
             KtError: there is none.
@@ -121,13 +126,15 @@ class SharedFolder(PageFolder):
         return made
 
     def has_only_others(self, space: Space, model: str) -> bool:
-        """Returns whether it has pages of a conversion, but none in a space: they were computed with other settings."""
+        """Returns whether the store has pages of the conversion `model`, but none in this space: they were computed
+        with other settings.
+        """
         models = {each.name: each.conversion for each in self.spaces()}
         return model in models.values() and folder_name(space) not in models
 
     @property
     def is_writable(self) -> bool:
-        """Whether this process may write there."""
+        """Whether this process may create files in the store's folder."""
         return os.access(self.path, os.W_OK | os.X_OK)
 
     def _require_folder(self) -> None:
@@ -158,7 +165,9 @@ class SharedFolder(PageFolder):
         """Does nothing: a missing folder means a missing disk, and another one must not be filled."""
 
     def prepare(self, space: Space, about: dict[str, Any]) -> Path:
-        """Creates the folder of a space, for all who may write to the store; returns its path."""
+        """Creates the subfolder for the pages of a space, with a note of the facts `about` it, for all who may write to
+        the store; returns its path.
+        """
         is_new = not self.folder_of(space).exists()
         folder = super().prepare(space, about)
         if is_new:
@@ -175,7 +184,9 @@ class SharedFolder(PageFolder):
                 raise
 
     def write_file(self, path: Path, data: str | memoryview, *, tidies: bool = False) -> None:
-        """Writes a file, atomically, for all who may use the store, whatever the umask."""
+        """Writes `data` to a file of the store, atomically, with permissions for all who may use the store, whatever
+        the umask.
+        """
         super().write_file(path, data, tidies=tidies)
         self._open_to_group(path, self._file_mode)
 
@@ -185,25 +196,28 @@ class SharedFolder(PageFolder):
                 _set_mode(path, mode)
 
     def lock(self, wait_s: float = 0.0, *, frees: bool = False) -> AbstractContextManager[None]:
-        """Returns a context without a lock: no process changes another's files."""
+        """Returns a context manager that locks nothing: no process changes another's files."""
         return nullcontext()
 
     def paths(self, folder: Path) -> set[Path]:
-        """Returns the paths of the files of pages in one of its folders, from one listing of it. Those of the listing
-        before are the same objects, which are compared much faster."""
+        """Returns the paths of the page files in one of the store's subfolders, from one listing. Those of the listing
+        before are the same objects, which are compared much faster.
+        """
         known = self._listed.get(folder, {})
         found = {item.name: known.get(item.name) or Path(item.path) for item in page_items(folder)}
         self._listed = {folder: found}
         return set(found.values())
 
     def files(self, folder: Path, owner: str = "") -> Iterator[PageFile]:
-        """Yields the files of pages in one of its folders, see `PageFolder.files`; none of one that is another user's
-        and closed to this one."""
+        """Yields the files of KV pages (path, size, time of last use) in one of the store's subfolders, see
+        `PageFolder.files`; none of a subfolder that this user may not read.
+        """
         with contextlib.suppress(PermissionError):
             yield from super().files(folder, owner)
 
     def write(self, folder: Path, name: str, image: U8Array) -> Path:
-        """Writes a file of pages, atomically; returns its path. On a full disk files of its own make room, once.
+        """Writes the bytes `image` as a page file into a subfolder, atomically; returns its path. On a full disk, this
+        writer's least recently used files are removed once to make room.
 
         Raises:
             OSError: the system refuses; nothing is left of it.
@@ -226,19 +240,23 @@ class SharedFolder(PageFolder):
         return self.make_room(used - size_bytes)
 
     def make_room(self, most_bytes: int, most_small: int | None = None) -> int:
-        """Removes its own least recently used files, see `PageFolder.make_room`; returns the bytes freed."""
+        """Removes this writer's least recently used page files, see `PageFolder.make_room`; returns the number of bytes
+        freed.
+        """
         self._taken = None
         return super().make_room(most_bytes, most_small)
 
     def keep_within(self, most_bytes: int, more_bytes: int) -> None:
-        """Removes its own files where there are too many, see `PageFolder.keep_within`."""
+        """Removes this writer's least recently used page files where they are too many or too large, see
+        `PageFolder.keep_within`.
+        """
         if self._uncounted_bytes > most_bytes // _COUNTS:
             self._taken = None
         super().keep_within(most_bytes, more_bytes)
 
     def usage(self) -> tuple[int, int]:
-        """Returns the bytes of its own files, and the number of small ones: counted seldom, as others change the folder
-        all the time.
+        """Returns the total bytes of this writer's files of KV pages, and the number of those smaller than SMALL_BYTES:
+        counted seldom, as others change the folder all the time.
         """
         if self._taken is None:
             self._uncounted_bytes = 0
@@ -247,15 +265,15 @@ class SharedFolder(PageFolder):
         return self._taken
 
     def remove_unfinished(self) -> None:
-        """Removes the temporary files of this writer's killed processes."""
+        """Removes the temporary files that killed processes of this writer left in the store."""
         for path in self.path.glob(f"*/{self.owner}*{smallfiles.SUFFIX}"):
             if smallfiles.is_abandoned(path.name):
                 with contextlib.suppress(OSError):
                     path.unlink()
 
     def remove(self, name: str | None = None) -> int:
-        """Removes the pages of one space, or all, of whatever version and writer; returns the bytes freed. The folder
-        is still a store.
+        """Removes the stored pages in the subfolder `name`, or all (None), of whatever version and writer; returns the
+        number of bytes freed. The folder is still a store.
 
         Raises:
             KtError: the system refuses.
@@ -269,7 +287,9 @@ class SharedFolder(PageFolder):
         return freed
 
     def removes(self, name: str) -> bool:
-        """Returns whether `remove` would remove something of this name."""
+        """Returns whether a file or subfolder of this name is kt's and not the store's mark, so that `remove` would
+        remove it.
+        """
         return name != MARK and super().removes(name)
 
 

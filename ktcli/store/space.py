@@ -23,12 +23,12 @@ class Taken:
 
     @property
     def total_bytes(self) -> int:
-        """The bytes of its checkpoint, conversions and stored pages together."""
+        """The number of bytes of the model's checkpoint, conversions and stored KV pages together."""
         return self.checkpoint_bytes + self.packs_bytes + self.pages_bytes
 
 
 def by_model() -> tuple[Taken, ...]:
-    """Returns the bytes of every model with files in the library, the largest first."""
+    """Returns how many bytes each model takes in the user's own library, the largest first."""
     sizes: defaultdict[str, Counter[str]] = defaultdict(Counter)
     spoken = {}
     for entry in library.entries():
@@ -49,17 +49,19 @@ def by_model() -> tuple[Taken, ...]:
 
 
 def left_bytes() -> int:
-    """Returns the bytes of the files left by killed processes, which `kt prune` removes."""
+    """Returns the number of bytes in folders of the library left by killed processes, which `kt prune` removes."""
     return sum(map(contents.bytes_below, removal.leftovers()))
 
 
 def all_bytes() -> int:
-    """Returns the bytes of every file in the library folder: models, and chats, settings and records."""
+    """Returns the total size in bytes of every file in the library folder: models, and chats, settings and records."""
     return contents.bytes_below(config.home())
 
 
 def converted() -> tuple[Entry, ...]:
-    """Returns the complete checkpoints of models that also have a complete conversion."""
+    """Returns the entries of the complete checkpoints in the user's own library whose model also has a complete
+    conversion there.
+    """
     entries = [each for each in library.entries() if each.managed and each.complete]
     packs = {each.name for each in entries if each.kind is EntryKind.PACK}
     return tuple(

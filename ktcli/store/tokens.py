@@ -16,13 +16,15 @@ _LEFT = "_kt_left_its_server"
 
 
 def is_same_server(url: str, other: str) -> bool:
-    """Returns whether two addresses have the same scheme, host and port; False where one of them has none."""
+    """Returns whether two URLs have the same scheme, host and port; False where one of them is invalid."""
     server = _server(url)
     return server is not None and server == _server(other)
 
 
 def hold() -> None:
-    """Changes `requests` so that every session drops tokens when a redirect leads to another server, from now on."""
+    """Changes `requests` so that from now on every session drops access tokens and cookies when a redirect leads to
+    another server.
+    """
     import requests
 
     usual = requests.Session.rebuild_auth

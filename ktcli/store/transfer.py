@@ -66,11 +66,15 @@ class Throttle:
 
     @property
     def block_bytes(self) -> int:
-        """The number of bytes to read at once: about a tenth of a second of a limited rate."""
+        """The number of bytes to read at once from a connection: about a tenth of a second of a limited rate, at most 1
+        MiB.
+        """
         return _BLOCK if not self._rate else max(1 << 10, min(_BLOCK, self._rate // 10))
 
     def wait(self, n_bytes: int, stop: threading.Event) -> float:
-        """Waits until `n_bytes` more are within the rate; returns the seconds waited."""
+        """Waits until `n_bytes` more are within the rate limit, or until `stop` is set; returns the seconds that the
+        limit asked for.
+        """
         if not self._rate:
             return 0.0
         with self._lock:
@@ -314,7 +318,7 @@ class Transfer:
 
 
 def open_chunks(file: PartialFile) -> Iterator[tuple[PartialFile, int]]:
-    """Yields (file, chunk) for each chunk of the file that has not arrived completely."""
+    """Yields (file, number of the chunk) for each chunk of the file that has not arrived completely."""
     for chunk in range(file.n_chunks):
         start, end = file.missing(chunk)
         if start < end:

@@ -19,12 +19,12 @@ _MOST_BYTES = 200  # of a line
 
 
 def note(conversion: str, identity: str, sample: str) -> bool:
-    """Records that a conversion (`places.conversion_name`) is used now; returns whether its weights are still those of
-    its first use.
+    """Records that a conversion (`places.conversion_name`) is used now, and at its first use under this manifest what
+    its weights look like.
 
     Args:
-        identity: of its manifest.
-        sample: of its weights.
+        identity: of its manifest, see `library.identity`.
+        sample: of its weights, see `contents.sample`.
     Returns:
         Whether its weights look as when they were first used under this manifest.
     """

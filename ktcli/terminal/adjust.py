@@ -59,7 +59,7 @@ _WORDS = {
 
 
 def changed(settings: Settings, name: str, value: str) -> Settings:
-    """Returns `settings` with one value changed by a line of text.
+    """Returns a copy of `settings` in which the one called `name` has the value that a text gives.
 
     Raises:
         UsageError: there is no such setting, or it cannot be that; the hint says what it can be.
@@ -90,7 +90,8 @@ def changed(settings: Settings, name: str, value: str) -> Settings:
 
 
 def show_otherwise(screen: Screen, name: str, value: str) -> None:
-    """Changes how answers are displayed, by a line of text.
+    """Changes how a screen displays answers: sets its Markdown, status line or view of thoughts (`name`) to the value
+    that a text gives.
 
     Raises:
         UsageError: it cannot be that; the hint says what it can be.
@@ -107,14 +108,16 @@ def show_otherwise(screen: Screen, name: str, value: str) -> None:
 
 
 def silent_seed(sampling: SamplingSettings) -> str:
-    """Returns a note that a seed has no effect; empty where it has one."""
+    """Returns a note that the seed has no effect because sampling is greedy; empty: there is no seed, or it has one."""
     if sampling.seed is None or not sampling.is_greedy:
         return ""
     return "the seed has no effect while the most likely token is always chosen; /set temperature 0.7 changes that"
 
 
 def shown(settings: Settings, screen: Screen) -> str:
-    """Returns the text of all settings, one a line, also of how a screen displays answers."""
+    """Returns the text of all settings of a chat, one a line with its value, also of how the screen
+    displays answers.
+    """
     sampling = settings.sampling
     rows = [
         (name, _shown(name, getattr(sampling, key)) if settings.states(key) else "the server's own")

@@ -28,17 +28,19 @@ class Attachment:
 
     @property
     def block(self) -> str:
-        """The file as part of a question: its name, and its text between fences that do not occur in it."""
+        """The text of the attached file as part of a question: its name, and its content between fences that do not
+        occur in it.
+        """
         longest = max(map(len, re.findall("`{3,}", self.text)), default=2)
         fence = "`" * (longest + 1)
         return f"{self.name}:\n{fence}\n{self.text.rstrip()}\n{fence}"
 
 
 def read(name: str) -> Attachment:
-    """Returns the file that the user names as an attachment.
+    """Returns the text file called `name` as an attachment, with its name and text.
 
     Raises:
-        NotFound: there is no such file. UsageError: it is no plain file of text, or too large.
+        NotFound: there is no such file. UsageError: it is no plain file of text, empty, or too large.
     """
     try:
         data = smallfiles.read_bounded(Path(name).expanduser(), MAX_BYTES)
@@ -60,7 +62,7 @@ def read(name: str) -> Attachment:
 
 
 def named_in(question: str) -> tuple[str, list[Attachment]]:
-    """Returns a question without the @ before names of files, and those files.
+    """Returns the text of a question without the @ before names of files, and the attachments read from those files.
 
     A word that is no file here stays as it is.
 
@@ -82,7 +84,7 @@ def named_in(question: str) -> tuple[str, list[Attachment]]:
 
 
 def joined(question: str, files: list[Attachment]) -> str:
-    """Returns a question with files below it."""
+    """Returns the text of a question with the names and contents of the files below it."""
     return "\n\n".join([question, *(file.block for file in files)])
 
 

@@ -52,11 +52,11 @@ class LineStart:
 
 
 def classify(source: str, *, last: bool) -> LineStart | None:
-    """Returns the kind of a line of which `source` has arrived, and its markup before the text; None: that depends on
-    the rest.
+    """Returns the kind of a line of Markdown (text, heading, fence, table row, rule) of which `source` has arrived, its
+    text so far, and what is drawn before the text; None: the kind depends on the rest of the line.
 
     Args:
-        last: whether it is the whole line.
+        last: whether `source` is the whole line.
     """
     quotes, body = "", source
     while len(quotes) < 2 * _MOST_QUOTES and (quote := _QUOTE.match(body)):
@@ -91,13 +91,15 @@ def classify(source: str, *, last: bool) -> LineStart | None:
 
 
 def fence_of(body: str) -> tuple[str, str]:
-    """Returns the marks of a fence, and the name of the language, if there is one."""
+    """Returns the marks of a fence, such as "```", and the name of the language behind them; the name is empty if there
+    is none.
+    """
     found = _FENCE.match(body)
     assert found is not None
     return found[1], found[2]
 
 
 def closes(line: str, marks: str) -> bool:
-    """Returns whether a line ends a block of code that began with these marks."""
+    """Returns whether a line ends the block of code that began with the fence `marks`."""
     text = line.strip()
     return len(text) >= len(marks) and not text.strip(marks[0])

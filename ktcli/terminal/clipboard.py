@@ -23,7 +23,7 @@ _PROGRAMS = (
 
 
 def copy(text: str, write: Callable[[str], None]) -> str:
-    """Copies a text to the clipboard; returns the name of the mechanism, for people.
+    """Copies a text to the clipboard; returns what did it, for people: the name of a program, or "the terminal".
 
     Args:
         write: writes to the terminal.

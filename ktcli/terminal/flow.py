@@ -15,7 +15,7 @@ _LEAST_COLUMNS = 2  # a wide character
 
 @lru_cache(maxsize=4096)
 def cells(character: str) -> int:
-    """Returns the number of columns that a character takes: 0, 1 or 2."""
+    """Returns the number of terminal columns that a character takes: 0, 1 or 2."""
     if " " <= character <= "~":
         return 1
     if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me", "Cf"):
@@ -52,15 +52,17 @@ class Flow:
 
     @property
     def at_start(self) -> bool:
-        """Whether the line is empty."""
+        """Whether nothing has been written on the current line of the terminal yet."""
         return not self._begun
 
     def indent(self, first: str, rest: str, style: str = "") -> None:
-        """Sets the indent of the next line, and of its continuations."""
+        """Sets the texts that begin the next line (`first`) and the lines that it is broken into
+        (`rest`), in a style.
+        """
         self._indents = (first, style), (rest, style)
 
     def put(self, text: str, style: str = "") -> None:
-        """Writes text without newlines; the style is a list of SGR numbers."""
+        """Writes text without newlines to the terminal, broken between words; the style is a list of SGR numbers."""
         for character in text:
             if character in " \t":
                 self._end_word()
@@ -70,7 +72,7 @@ class Flow:
         self._flush()
 
     def newline(self) -> None:
-        """Ends the line; the next one has no indent, unless one is set."""
+        """Ends the current line; the next one has no indent, unless one is set."""
         self._end_word()
         if not self._begun and self._indents[0][0]:
             self._begin(*self._indents[0])
@@ -80,7 +82,7 @@ class Flow:
         self._indents = ("", ""), ("", "")
 
     def finish(self) -> None:
-        """Writes the text that was held back."""
+        """Writes the text that was held back in case more of its last word comes."""
         self._end_word()
         self._flush()
 
@@ -182,7 +184,7 @@ class PlainText:
         self._flow, self._style = Flow(write, columns, obeys=obeys), style
 
     def feed(self, text: str) -> None:
-        """Draws the next piece."""
+        """Draws the next piece of a text on the terminal, broken between words."""
         first, *others = text.split("\n")
         self._flow.put(first, self._style)
         for more in others:
@@ -190,6 +192,6 @@ class PlainText:
             self._flow.put(more, self._style)
 
     def finish(self) -> bool:
-        """Draws the text that was held back; returns whether the last line is not empty."""
+        """Draws the text that was held back; returns whether the last line on the terminal is not empty."""
         self._flow.finish()
         return not self._flow.at_start

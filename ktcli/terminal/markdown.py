@@ -43,7 +43,7 @@ class Markdown:
         self._rows: list[str] = []  # of the last table
 
     def feed(self, text: str) -> None:
-        """Draws the next piece of the text."""
+        """Draws the next piece of a Markdown text on the terminal, as far as its layout is certain."""
         first, *others = text.split("\n")
         self._add(first)
         for more in others:
@@ -51,8 +51,8 @@ class Markdown:
             self._add(more)
 
     def finish(self) -> bool:
-        """Ends the text, and draws what was held back of it; returns whether the last line is not empty. Returns
-        whether something is on the last line.
+        """Ends the text, and draws what was held back of it; returns whether the last line on the terminal is not
+        empty.
         """
         if self._code is not None:
             on_line = bool(self._line)
@@ -171,8 +171,8 @@ _MOST_COLUMNS = 30
 
 
 def aligned(rows: Sequence[str], columns: int) -> str | None:
-    """Returns a table of Markdown with aligned columns, for a terminal of so many; None: by its second row it is not a
-    table.
+    """Returns the drawing of a Markdown table with aligned columns, for a terminal of `columns` columns; None: by its
+    second row it is not a table.
 
     Args:
         rows: its lines, each of which begins with a bar.
@@ -246,7 +246,9 @@ class Highlighter:
         self._lines: list[str] = []
 
     def line(self, text: str) -> str | None:
-        """Returns the next line with colours; None: it has none."""
+        """Returns the next line of a block of code with the SGR codes of syntax colours; None: its language is not
+        known, or the line is too long.
+        """
         if self._lexer is None or len(text) > _MOST_LETTERS:
             return None
         self._lines = [*self._lines[-_MOST_LINES:], text]

@@ -28,12 +28,16 @@ Words = Callable[[str], Sequence[tuple[str, str]]]
 
 
 def is_open(text: str) -> bool:
-    """Returns whether Enter continues the text instead of sending it."""
+    """Returns whether Enter continues a typed text instead of sending it: it ends in a backslash, or triple quotes are
+    open.
+    """
     return text.endswith("\\") or text.count(QUOTES) % 2 == 1
 
 
 def cleaned(text: str) -> str:
-    """Returns the text without the marks that continue it on the next line."""
+    """Returns a typed text without the marks that continue it on the next line: triple quotes around it, or backslashes
+    at ends of lines.
+    """
     stripped = text.strip()
     if stripped.startswith(QUOTES) and stripped.endswith(QUOTES) and len(stripped) >= 6:
         return stripped[3:-3].strip("\n")
@@ -73,7 +77,7 @@ class Prompt:
         )
 
     def ask(self, draft: str = "") -> str | None:
-        """Returns the next text; empty after Ctrl-C, None when the user leaves (Ctrl-D).
+        """Asks for a text on the terminal and returns it; empty after Ctrl-C, None when the user leaves (Ctrl-D).
 
         Args:
             draft: what stands there already.

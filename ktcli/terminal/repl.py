@@ -25,7 +25,7 @@ class Asks(Protocol):
     """The interface of the source of the user's texts: a prompt on the terminal, or lines of a pipe."""
 
     def ask(self, draft: str = "") -> str | None:
-        """Returns the next text; None when the user leaves.
+        """Returns the next text that the user enters; None when the user leaves.
 
         Args:
             draft: what stands there already.

@@ -18,20 +18,22 @@ class Models(Protocol):
     """The interface of the models that a chat can switch to."""
 
     def names(self) -> Sequence[tuple[str, str]]:
-        """Returns the names of the models, each with a short remark; that of the current one is not empty."""
+        """Returns pairs of the name of a model that the chat can switch to and a short remark; the remark of the
+        current one is not empty.
+        """
 
     def known(self) -> Sequence[str]:
-        """Returns the names of the models that are known without a request."""
+        """Returns the names of the models that the chat can switch to, as far as they are known without a request."""
 
     def go_to(self, name: str) -> None:
-        """Switches the chat to another model.
+        """Switches the chat to the model called `name`.
 
         Raises:
             KtError: that cannot be; the chat goes on with the one it has.
         """
 
     def outlives(self, error: DeviceError) -> bool:
-        """Returns whether the chat can continue after its GPU failed; prints how."""
+        """Returns whether the chat can continue after its GPU failed with this error; prints how, if it can."""
 
     def recover(self) -> None:
         """Loads the model again after its GPU failed. Nobody holds the error any more, whose traceback would keep the
@@ -46,13 +48,13 @@ class UserOutput(Protocol):
     """The interface of the output to the user besides the answers of the model: notes, warnings, errors."""
 
     def note(self, text: str) -> None:
-        """Prints a note."""
+        """Prints a note to the user."""
 
     def warn(self, text: str) -> None:
-        """Prints a warning; the chat goes on."""
+        """Prints a warning to the user; the chat goes on."""
 
     def error(self, error: KtError) -> None:
-        """Prints an error; the chat goes on."""
+        """Prints an error to the user; the chat goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +106,17 @@ class ReplState:
         self.recorder = ChatRecorder(self.chat, self.user.warn)
 
     def say(self, text: str) -> None:
-        """Shows a line to the person."""
+        """Shows a line of text to the user, with control characters made visible."""
         self.user.note(visible(text))
 
     @property
     def questions(self) -> list[str]:
-        """The questions of the conversation, in order."""
+        """The texts of the user's messages in the conversation, in order."""
         turns = self.chat.conversation.turns
         return [turn["content"] for turn in turns if turn["role"] == "user"]
 
     @property
     def answer(self) -> str:
-        """The text of the last answer; empty: there is none."""
+        """The text of the model's last answer; empty: there is none."""
         turns = reversed(self.chat.conversation.turns)
         return next((turn["content"] for turn in turns if turn["role"] == "assistant"), "")

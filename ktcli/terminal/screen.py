@@ -44,10 +44,10 @@ class Drawing(Protocol):
     """Draws one text on a terminal as it arrives, plain or as Markdown."""
 
     def feed(self, text: str) -> None:
-        """Draws the next piece."""
+        """Draws the next piece of a text on the terminal."""
 
     def finish(self) -> bool:
-        """Draws the text that was held back; returns whether the last line is not empty."""
+        """Draws the text that was held back; returns whether the last line on the terminal is not empty."""
 
 
 class Screen:
@@ -104,7 +104,7 @@ class Screen:
         live: Callable[[int], str] | None = None,
         cut: Callable[[], bool] = bool,
     ) -> None:
-        """Begins a new answer.
+        """Begins the display of a new answer.
 
         Args:
             tokens: returns how many tokens it has so far.
@@ -119,7 +119,7 @@ class Screen:
         self._thought = self._skips = False
 
     def piece(self, piece: AnswerPiece) -> None:
-        """Writes the next piece of an answer."""
+        """Writes the next piece of an answer; a thought is shown, folded into one line or hidden as the view says."""
         text, shows = piece.text, self._shows_thoughts
         self._clear_live()
         if piece.thought != self._thought:
@@ -143,7 +143,7 @@ class Screen:
 
     @property
     def columns(self) -> int:
-        """The width of the terminal."""
+        """The width of the terminal in columns."""
         return self._columns()
 
     def end(self, *, gap: bool = False, below: str = "") -> None:
@@ -170,7 +170,7 @@ class Screen:
         self.on_end()
 
     def reading(self, done: int, total: int) -> None:
-        """Shows the progress of reading a long prompt, and the remaining time."""
+        """Shows on the terminal that `done` of the `total` tokens of a long prompt are read, and the remaining time."""
         if self._terminal and total > REPORTED_PROMPT and done < total:
             left = time_left(self._clock() - self._began_s, done, total)
             self._draw_line(f"reading {done:,} of {total:,} tokens" + (f", {left}" if left else ""))
@@ -299,7 +299,7 @@ class ThoughtsLine:
         self._empty = True
 
     def feed(self, text: str) -> None:
-        """Adds a piece of the thoughts, and redraws the line if that is due."""
+        """Adds a piece of the thoughts, and redraws the line that stands for them if that is due."""
         self._empty = self._empty and not text.strip()
         now = self._clock()
         if not self._empty and now - self._drawn_s >= _EVERY_S:
@@ -307,10 +307,10 @@ class ThoughtsLine:
             self._draw(f"▸ thinking, {self._words}")
 
     def finish(self, *, cut: bool) -> str:
-        """Returns the final line; empty: there was no thought.
+        """Returns the final line about the thoughts of an answer: "▸ thought for …"; empty: there was no thought.
 
         Args:
-            cut: whether it was ended because it had spent its budget.
+            cut: whether the thought was ended because it had spent its budget.
         """
         end = ", then cut" if cut else ""
         return "" if self._empty else f"▸ thought for {self._words}{end}"

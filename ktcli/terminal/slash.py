@@ -203,7 +203,7 @@ ALIASES = {"branch": "fork", "quit": "exit", "bye": "exit", "?": "help"}
 
 
 def run(repl: ReplState, line: str) -> None:
-    """Runs a command line that begins with a slash.
+    """Runs a slash command of the chat; `line` has its name and arguments: "/save NAME".
 
     Raises:
         UsageError: there is no such command. KtError: it failed.
@@ -221,9 +221,11 @@ def run(repl: ReplState, line: str) -> None:
 def words(
     before: str, models: Callable[[], Sequence[str]] = lambda: ()
 ) -> Sequence[tuple[str, str]]:
-    """Returns the completions of the last word of a line, each with its meaning.
+    """Returns the completions of the last word of a line that begins with a slash, pairs of a word and its meaning; []
+    if nothing completes it.
 
     Args:
+        before: the line up to the cursor.
         models: returns the names of the models that the chat can go on with.
     """
     command, space, rest = before.partition(" ")

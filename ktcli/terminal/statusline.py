@@ -13,7 +13,8 @@ _FULL_SHARE = 0.8  # of the context, from which a word is said about it
 
 
 def status_line(stats: Stats, used: int, context: int | None, columns: int) -> str:
-    """Returns the line below an answer (tokens, speed, context), with as many of its parts as fit.
+    """Returns the line below an answer (its tokens, speed, use of the context), with as many parts as fit into
+    `columns`.
 
     Args:
         used: the tokens in the context, of `context`; None: nobody knows how many it holds.
@@ -27,13 +28,17 @@ def status_line(stats: Stats, used: int, context: int | None, columns: int) -> s
 
 
 def in_ascii(line: str) -> str:
-    """Returns a line of kt's own in ASCII, for a terminal that supports no other characters."""
+    """Returns one of kt's own lines with its characters replaced by ASCII, for a terminal that supports no others."""
     return line.translate(_IN_ASCII)
 
 
 def nearly_full(before: int, used: int, context: int | None) -> str:
-    """Returns a warning, given once, with the answer that takes the context over 80 %; empty: this is not that
-    answer.
+    """Returns a warning for the answer with which the tokens in the context reach 80 % of it; empty: this is not that
+    answer, or the size of the context is not known.
+
+    Args:
+        before, used: the tokens in the context before and after the answer.
+        context: the tokens that it can hold; None: not known.
     """
     if context is None:
         return ""
@@ -48,7 +53,9 @@ def nearly_full(before: int, used: int, context: int | None) -> str:
 
 
 def time_left(seconds: float, done: int, total: int) -> str:
-    """Returns the time until a prompt is read, at its speed so far; empty: that is not known yet."""
+    """Returns the time until a prompt is read, as text ("12 s left"), at the speed of its first `done` tokens, read in
+    `seconds`; empty: that is not known yet.
+    """
     if done <= 0 or seconds < 1:
         return ""
     left = round(seconds * (total - done) / done)
@@ -81,8 +88,8 @@ def _rate(count: int, seconds: float) -> str:
 
 
 def six_lines(stats: Stats) -> str:
-    """Returns the statistics of an answer, in the format of ollama and KTransformers; and the number of drafted tokens,
-    if any.
+    """Returns the statistics of an answer as text, in the format of ollama and KTransformers: counts, seconds and rates
+    of prompt and answer; below them the number of drafted tokens, if any.
     """
 
     def rate(count: int, seconds: float) -> float:
@@ -103,8 +110,8 @@ def six_lines(stats: Stats) -> str:
 
 
 def cached_line(stats: Stats) -> str:
-    """Returns the line below the six: the cached tokens of the prompt, and all of them; and how many of them came from
-    stores below memory.
+    """Returns the line of statistics about the cache: the tokens of the prompt that were cached, all its tokens, and
+    how many came from each store below memory.
     """
     came = "".join(f", {n} from {name}" for name, n in stats.restored.items())
     return f"{'cached / prompt:':<22}{stats.reused_tokens} / {stats.prompt_tokens} token(s){came}"

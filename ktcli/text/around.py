@@ -26,8 +26,9 @@ NOTHING_AROUND = AroundText()
 
 
 def read_around(document: Mapping[str, Any]) -> AroundText:
-    """Returns the ids that the post-processor of a `tokenizer.json` puts around a text; none where it is damaged or has
-    too many."""
+    """Returns the ids that the post-processor of a decoded `tokenizer.json` puts before and behind a text; none where
+    it is damaged or has too many.
+    """
     step = document.get("post_processor")
     inner = step.get("processors") if isinstance(step, dict) else None
     for each in inner[:_MOST] if isinstance(inner, list) else [step]:

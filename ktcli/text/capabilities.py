@@ -70,17 +70,17 @@ class Capabilities:
 
     @cached_property
     def system(self) -> bool:
-        """Whether a system text at the beginning is rendered."""
+        """Whether the chat template renders a system text at the beginning of a conversation."""
         return self._keeps([_says("system", _SYSTEM), _says("user", _ASKED)], _SYSTEM, _ASKED)
 
     @cached_property
     def only_system(self) -> bool:
-        """Whether a conversation of only a system text is rendered."""
+        """Whether the chat template renders a conversation of only a system text."""
         return self._keeps([_says("system", _SYSTEM)], _SYSTEM)
 
     @cached_property
     def later_system(self) -> bool:
-        """Whether a system text in the middle of a conversation is rendered in its place."""
+        """Whether the chat template renders a system text in the middle of a conversation in its place."""
         said = [
             _says("system", _SYSTEM),
             _says("user", _ASKED),
@@ -92,7 +92,7 @@ class Capabilities:
 
     @cached_property
     def repeated_roles(self) -> bool:
-        """Whether two turns of one role may follow each other."""
+        """Whether the chat template accepts two turns of one role, user or assistant, one after the other."""
         users = [_says("user", _ASKED), _says("user", _NEXT)]
         answers = [_says("user", _ASKED), _says("assistant", _SAID), _says("assistant", _LATER)]
         ends = [*answers, _says("user", _NEXT)]
@@ -100,12 +100,12 @@ class Capabilities:
 
     @cached_property
     def answer_first(self) -> bool:
-        """Whether a conversation may begin with an answer."""
+        """Whether the chat template accepts a conversation that begins with an answer."""
         return self._keeps([_says("assistant", _SAID), _says("user", _ASKED)], _SAID, _ASKED)
 
     @cached_property
     def sparse_tools(self) -> bool:
-        """Whether tools may lack a description, and parameters or their properties."""
+        """Whether the chat template accepts tools without a description, and without parameters or their properties."""
         bare, empty = _tool(describes=False), _tool(describes=False)
         empty["function"]["parameters"] = {"type": "object"}
         texts = [self._rendered([_says("user", _ASKED)], tools=[each]) for each in (bare, empty)]
@@ -113,7 +113,9 @@ class Capabilities:
 
     @cached_property
     def calls(self) -> CallForm | None:
-        """The form of tool calls; None: they are not rendered, or without their arguments or results."""
+        """The form of tool calls that the chat template accepts; None if it does not render them with arguments and
+        results.
+        """
         ways = product((IdForm.ANY, IdForm.NINE), (False, True), ("", None))
         for ids, as_text, content in ways:
             form = CallForm(as_text, content, ids)

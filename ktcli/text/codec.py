@@ -50,25 +50,29 @@ class Codec(Protocol):
 
     @property
     def added(self) -> tuple[AddedToken, ...]:
-        """The added tokens, in the order of their ids."""
+        """The added tokens of the tokenizer, in the order of their ids."""
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text; added tokens in it are recognised."""
+        """Returns the token ids of a text; added tokens in it are recognised."""
 
     def encode_spans(self, text: str) -> Encoded:
-        """Returns the ids of a text as by `encode`, with the place of each token in the text."""
+        """Returns the token ids of a text as by `encode`, with the place of each token in the text."""
 
     def encode_plain(self, texts: Sequence[str], unknown: Sequence[int]) -> list[list[int]]:
-        """Returns the ids of texts in which the added tokens `unknown` are words like any other."""
+        """Returns the token ids of each text; the added tokens with the ids `unknown` are words like any other in
+        them.
+        """
 
     def decode(self, ids: Sequence[int], *, special: bool) -> str:
-        """Returns the text of ids, with special tokens or without."""
+        """Returns the text that token ids decode to; special tokens are written out if `special` is true, else left
+        out.
+        """
 
     def id_of(self, token: str) -> int | None:
-        """Returns the id of a token."""
+        """Returns the id of a token, spelled as in the vocabulary; None if there is no such token."""
 
     def word_of(self, id: int) -> str | None:
-        """Returns the token of an id, in the letters of the vocabulary."""
+        """Returns the token with this id, spelled in the letters of the vocabulary; None if there is no such id."""
 
 
 class LibraryCodec:
@@ -90,36 +94,40 @@ class LibraryCodec:
         self._plain: dict[tuple[int, ...], tokenizers.Tokenizer] = {}
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text; added tokens in it are recognised."""
+        """Returns the token ids of a text; added tokens in it are recognised."""
         return _ids(self._inner, text)
 
     def encode_spans(self, text: str) -> Encoded:
-        """Returns the ids of a text, with the place of each token in it."""
+        """Returns the token ids of a text, with the place of each token in it."""
         found = self._inner.encode(text, add_special_tokens=False)
         return Encoded(list(found.ids), list(found.offsets))
 
     def encode_plain(self, texts: Sequence[str], unknown: Sequence[int]) -> list[list[int]]:
-        """Returns the ids of texts in which the added tokens `unknown` are not recognised."""
+        """Returns the token ids of each text; the added tokens with the ids `unknown` are not recognised in them."""
         inner = self.prepare(unknown)
         return [_ids(inner, text) for text in texts]
 
     def prepare(self, unknown: Sequence[int]) -> tokenizers.Tokenizer:
-        """Returns the tokenizer of `encode_plain`, made once."""
+        """Returns a copy of the tokenizer that does not recognise the added tokens with the ids `unknown`; made once
+        for each set of them.
+        """
         key = tuple(unknown)
         if key not in self._plain:
             self._plain[key] = _without(self._inner, frozenset(unknown))
         return self._plain[key]
 
     def decode(self, ids: Sequence[int], *, special: bool) -> str:
-        """Returns the text of ids, with special tokens or without."""
+        """Returns the text that token ids decode to; special tokens are written out if `special` is true, else left
+        out.
+        """
         return str(self._inner.decode(list(ids), skip_special_tokens=not special))
 
     def id_of(self, token: str) -> int | None:
-        """Returns the id of a token; None: it has none."""
+        """Returns the id of a token, spelled as in the vocabulary; None if there is no such token."""
         return self._inner.token_to_id(token)
 
     def word_of(self, id: int) -> str | None:
-        """Returns the token of an id, in the letters of the vocabulary; None: there is none."""
+        """Returns the token with this id, spelled in the letters of the vocabulary; None if there is no such id."""
         return self._inner.id_to_token(id)
 
 

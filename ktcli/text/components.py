@@ -110,7 +110,8 @@ class Examined:
 
 
 def examine(document: Json, where: str) -> Examined:
-    """Returns facts about a `tokenizer.json`; raises if it has components that no published one has.
+    """Returns the findings about a decoded `tokenizer.json`: whether it may run inside this process, its decoder's
+    steps, and what its normalizer and patterns may do to texts.
 
     Args:
         where: the name of its file, for sentences of errors.

@@ -58,29 +58,31 @@ class ConfinedCodec:
         self.added = tuple(AddedToken(*row) for row in rows)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text, encoded in the helper process."""
+        """Returns the token ids of a text, encoded in the helper process."""
         return list(self._call("encode", text=text))
 
     def encode_spans(self, text: str) -> Encoded:
-        """Returns the ids of a text, with the place of each token in it, from the helper process."""
+        """Returns the token ids of a text, with the place of each token in it, from the helper process."""
         ids, firsts, lasts = self._call("encode_spans", text=text)
         return Encoded(ids, list(zip(firsts, lasts, strict=True)))
 
     def encode_plain(self, texts: Sequence[str], unknown: Sequence[int]) -> list[list[int]]:
-        """Returns the ids of texts in which the added tokens `unknown` are not recognised."""
+        """Returns the token ids of each text; the added tokens with the ids `unknown` are not recognised in them."""
         return list(self._call("encode_plain", texts=list(texts), unknown=list(unknown)))
 
     def decode(self, ids: Sequence[int], *, special: bool) -> str:
-        """Returns the text of ids, with special tokens or without."""
+        """Returns the text that token ids decode to; special tokens are written out if `special` is true, else left
+        out.
+        """
         return str(self._call("decode", ids=list(ids), special=special))
 
     def id_of(self, token: str) -> int | None:
-        """Returns the id of a token; None: it has none."""
+        """Returns the id of a token, spelled as in the vocabulary; None if there is no such token."""
         found = self._call("id_of", token=token)
         return None if found is None else int(found)
 
     def word_of(self, id: int) -> str | None:
-        """Returns the token of an id, in the letters of the vocabulary; None: there is none."""
+        """Returns the token with this id, spelled in the letters of the vocabulary; None if there is no such id."""
         found = self._call("word_of", id=id)
         return None if found is None else str(found)
 
@@ -115,15 +117,15 @@ class RunsCodec:
         self.decode, self.id_of, self.word_of = here.decode, here.id_of, here.word_of
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text; one with long runs is encoded in the helper process."""
+        """Returns the token ids of a text; one with long runs of some characters is encoded in the helper process."""
         return self._for(text).encode(text)
 
     def encode_spans(self, text: str) -> Encoded:
-        """Returns the ids of a text, with the place of each token in it."""
+        """Returns the token ids of a text, with the place of each token in it."""
         return self._for(text).encode_spans(text)
 
     def encode_plain(self, texts: Sequence[str], unknown: Sequence[int]) -> list[list[int]]:
-        """Returns the ids of texts in which the added tokens `unknown` are not recognised."""
+        """Returns the token ids of each text; the added tokens with the ids `unknown` are not recognised in them."""
         return self._for("".join(texts)).encode_plain(texts, unknown)
 
     def _for(self, text: str) -> Codec:

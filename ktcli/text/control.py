@@ -63,11 +63,13 @@ class Marked:
 
     @property
     def text(self) -> str:
-        """The text without marks."""
+        """The rendered conversation without the mark characters that keep words from becoming control tokens."""
         return self.marked.replace(self.mark, "") if self.mark else self.marked
 
     def parts(self, cuts: Sequence[int]) -> list[Marked]:
-        """Returns the text, split at the characters `cuts` of it, ascending; the last part is the rest."""
+        """Returns the parts of the rendered text from each position in `cuts` to the next one, the last one up to the
+        end; positions ascend and count characters without marks.
+        """
         ends = self._places(cuts)
         return [
             Marked(self.marked[first:last], self.mark)
@@ -116,7 +118,7 @@ class ControlTokens:
         more: Mapping[str, Any],
         context: int = 1 << 30,
     ) -> Marked:
-        """Returns a conversation as text, with marks in words that only look like control tokens.
+        """Returns a conversation rendered as text, with a mark character in words that only look like control tokens.
 
         Args:
             render: returns the text of messages and further variables.
@@ -135,25 +137,27 @@ class ControlTokens:
         return Marked(text.replace(escaped, mark) if escaped in text else text, mark)
 
     def joined(self, rendered: Marked, text: str) -> Marked:
-        """Returns a rendered conversation followed by a text of the model, whose words become no control tokens."""
+        """Returns a rendered conversation followed by a text of the model, with marks in words of that text that only
+        look like control tokens.
+        """
         mark = self._mark(rendered.text, text)
         said = rendered.marked.replace(rendered.mark, mark) if rendered.mark else rendered.marked
         return Marked(said + self._in_answers.marked(text, mark), mark)
 
     def encode(self, rendered: Marked) -> list[int]:
-        """Returns the ids of a rendered conversation."""
+        """Returns the token ids of a rendered conversation; no word with a mark in it becomes a control token."""
         marks = bool(rendered.mark) and rendered.mark in rendered.marked
         if not marks and not (self._tokenizer.rewrites and self.ids):
             return self._tokenizer.encode(rendered.marked)
         return self._tokenizer.encode_marked(rendered.marked, rendered.mark, self.ids)
 
     def encode_text(self, text: str) -> list[int]:
-        """Returns the ids of a text outside any turn: none of them is a control token's."""
+        """Returns the token ids of a text outside any turn: none of them is a control token's."""
         mark = self._mark(text)
         return self.encode(Marked(self._everywhere.marked(text, mark), mark))
 
     def places(self, text: str) -> Iterator[int]:
-        """Yields the positions in a text where a control word begins."""
+        """Yields the positions, in characters, where the spelling of a control token begins in a text."""
         return self._everywhere.places(text)
 
     def exceeds(self, rendered: Marked, most: int) -> bool:

@@ -41,7 +41,9 @@ class RenderedReading:
 
 
 def messages_of(paragraph: str) -> list[Message]:
-    """Returns the messages of a paragraph that is a dialogue; [] if it is none, or has turns of tools."""
+    """Returns the messages (role and content) of a paragraph whose turns begin with "System:", "User:" or
+    "Assistant:"; [] if it is no such dialogue, or has turns of tools.
+    """
     if not _TURN.match(paragraph):
         return []
     _, *parts = _TURN.split(paragraph)
@@ -53,7 +55,8 @@ def messages_of(paragraph: str) -> list[Message]:
 
 
 def read_rendered(folder: Path, text: str, most: int) -> RenderedReading:
-    """Returns the first `most` ids of a text, by the tokenizer and the chat template of the model in `folder`.
+    """Returns the first `most` ids of a text, in which the chat template of the model in `folder` has rendered the
+    dialogues, with the SHA-256 of the rendered text and the number of these dialogues.
 
     Raises:
         BadCheckpoint: the tokenizer is missing, damaged or hostile.

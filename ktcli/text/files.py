@@ -16,10 +16,10 @@ MAX_JSON_BYTES = 16 << 20  # tokenizer_config.json of the largest vocabularies h
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Returns the bytes of a file that must hold something.
+    """Returns the bytes of a file, which must not be empty.
 
     Raises:
-        BadCheckpoint: missing, no plain file, empty, or larger than `most`.
+        BadCheckpoint: it is missing, no plain file, empty, or larger than `most` bytes.
     """
     try:
         data = smallfiles.read_bounded(path, most)
@@ -33,7 +33,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_text(path: Path, most: int) -> str:
-    """Returns the text of a file in UTF-8, with each line end as "\n".
+    """Returns the text of a UTF-8 file, each line end in it as a single newline character.
 
     Raises:
         BadCheckpoint: as `read_bytes`, or not UTF-8.

@@ -41,7 +41,7 @@ class Infill:
 
     @classmethod
     def of(cls, added: Iterable[AddedToken]) -> Infill | None:
-        """Returns the fill-in-the-middle marks among the added tokens of a tokenizer; None: it has none."""
+        """Returns the ids of the fill-in-the-middle marks among a tokenizer's added tokens; None if it has none."""
         ids = {token.text: token.id for token in added}
         for names in _MARKS:
             if all(name in ids for name in names):
@@ -51,6 +51,8 @@ class Infill:
         return None
 
     def ids(self, before: Sequence[int], behind: Sequence[int]) -> list[int]:
-        """Returns the ids that ask for the text between two others."""
+        """Returns the ids of a prompt that asks for the text between two others, given as ids: these, each behind its
+        mark, and the mark before the text between.
+        """
         first, second, third = self.marks
         return [first, *before, second, *behind, third]

@@ -45,7 +45,9 @@ class Meter:
 
     @classmethod
     def for_input(cls, items: int, chars: int) -> Meter:
-        """Returns a meter for a conversation of this size: a normal template reads it many times."""
+        """Returns the budget for rendering a conversation of so many items and characters: a normal template reads it
+        many times.
+        """
         return cls(
             steps=STEPS + 200 * items,
             items=ITEMS + 4 * items,
@@ -55,13 +57,13 @@ class Meter:
         )
 
     def step(self, count: int = 1) -> None:
-        """Pays for `count` rounds, calls or items; raises when the budget is spent."""
+        """Charges `count` loop rounds, calls or items; raises SecurityError when the budget or the time is spent."""
         self.steps -= count
         if self.steps < 0 or time.monotonic() > self.deadline:
             raise SecurityError("it runs too long")
 
     def make(self, chars: int) -> None:
-        """Pays for a string of `chars` characters; raises when the budget is spent."""
+        """Charges a string of `chars` characters; raises SecurityError when it is too long or the budget is spent."""
         self.text -= chars
         if chars > self.string or self.text < 0:
             raise SecurityError("it produces too much text")
@@ -98,18 +100,18 @@ class Meter:
         return chars
 
     def text_of(self, value: Any) -> str:
-        """Returns `str(value)` and pays for it."""
+        """Returns `str(value)`, after its estimated length was charged."""
         self.make(self.weigh(value, to_print=True))
         return str(value)
 
     def each(self, values: Iterable[Any]) -> Iterator[Any]:
-        """Yields `values` and pays a step for each."""
+        """Yields `values` unchanged, and charges a step for each."""
         for value in values:
             self.step()
             yield value
 
     def own(self, value: Any) -> Any:
-        """Pays for a value that an operation returned, and returns it: generators become lists, strings are paid."""
+        """Returns a value that an operation returned, after its size was charged; an iterator becomes a list."""
         if isinstance(value, Iterator):
             value = list(self.each(value))
         chars = self.weigh(value)
@@ -122,7 +124,7 @@ class Meter:
 
 
 def add(meter: Meter, left: Any, right: Any) -> Any:
-    """Returns left + right."""
+    """Returns left + right, whose size is charged to the meter."""
     if isinstance(left, str) and isinstance(right, str):
         meter.make(len(left) + len(right))
         return left + right
@@ -130,7 +132,7 @@ def add(meter: Meter, left: Any, right: Any) -> Any:
 
 
 def multiply(meter: Meter, left: Any, right: Any) -> Any:
-    """Returns left * right."""
+    """Returns left * right; the size of a repeated text or list is charged to the meter first."""
     for body, count in ((left, right), (right, left)):
         if isinstance(body, (str, list, tuple)):
             times = max(int(count), 0)
@@ -141,7 +143,7 @@ def multiply(meter: Meter, left: Any, right: Any) -> Any:
 
 
 def power(meter: Meter, base: Any, exponent: Any) -> Any:
-    """Returns base ** exponent."""
+    """Returns base ** exponent; raises SecurityError if the number would be too large."""
     if isinstance(base, int) and isinstance(exponent, int):
         size = max(base.bit_length(), 1) * abs(exponent)
         if size > MAX_INT_BITS:
@@ -150,7 +152,9 @@ def power(meter: Meter, base: Any, exponent: Any) -> Any:
 
 
 def modulo(meter: Meter, left: Any, right: Any) -> Any:
-    """Returns left % right, for numbers and for formats without wide fields."""
+    """Returns left % right: the remainder of numbers, or the text `left` with its fields, which must not be wide,
+    filled in.
+    """
     if not isinstance(left, str):
         return left % right
     if "%" in re.sub(_FIELD, "", left):
@@ -178,7 +182,7 @@ OPERATORS: dict[str, Callable[[Meter, Any, Any], Any]] = {
 
 
 def concat(meter: Meter, *parts: Any) -> str:
-    """Returns a ~ b ~ c."""
+    """Returns one text of all parts, as Jinja's `a ~ b ~ c`; its length is charged to the meter."""
     texts = [meter.text_of(part) for part in parts]
     meter.make(sum(map(len, texts)))
     return "".join(texts)
@@ -188,7 +192,9 @@ def concat(meter: Meter, *parts: Any) -> str:
 
 
 def call_method(meter: Meter, text: str, name: str, args: tuple[Any, ...], more: Any) -> Any:
-    """Returns `text.name(*args)`, paid by the most it could return."""
+    """Returns what the method `name` of a string returns for these arguments, after the most that it could return was
+    charged.
+    """
     if name == "replace" and len(args) >= 2:
         old, new = str(args[0]), str(args[1])
         meter.make(len(text) + text.count(old) * len(new))
@@ -220,7 +226,9 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Returns value|tojson, as in transformers: with neither HTML nor (by default) ASCII escapes."""
+    """Returns a value as JSON text, as the filter `tojson` of transformers: with neither HTML nor (by default) ASCII
+    escapes.
+    """
     width = len(indent) if isinstance(indent, str) else int(indent or 0)
     if width > 16 or any(len(part) > 16 for part in separators or ()):
         raise SecurityError("it indents JSON too far")
@@ -232,13 +240,13 @@ def tojson(
 
 
 def join(meter: Meter, value: Any, d: Any = "") -> str:
-    """Returns values|join(d)."""
+    """Returns the values as one text with `d` between them, as Jinja's filter `join`, charged to the meter."""
     texts = [meter.text_of(item) for item in meter.each(value)]
     return str(call_method(meter, meter.text_of(d), "join", (texts,), {}))
 
 
 def replace(meter: Meter, s: Any, old: Any, new: Any, count: int = -1) -> str:
-    """Returns text|replace(old, new)."""
+    """Returns the text with `old` replaced by `new`, as Jinja's filter `replace`, charged to the meter."""
     args = (meter.text_of(old), meter.text_of(new), count)
     return str(call_method(meter, meter.text_of(s), "replace", args, {}))
 
@@ -246,7 +254,7 @@ def replace(meter: Meter, s: Any, old: Any, new: Any, count: int = -1) -> str:
 def indent(
     meter: Meter, s: Any, width: int | str = 4, first: bool = False, blank: bool = False
 ) -> str:
-    """Returns text|indent."""
+    """Returns the text with its lines indented, as Jinja's filter `indent`, charged to the meter."""
     text = meter.text_of(s)
     step = len(width) if isinstance(width, str) else max(width, 0)
     if step > 100:
@@ -256,36 +264,40 @@ def indent(
 
 
 def form(meter: Meter, value: Any, *args: Any, **more: Any) -> str:
-    """Returns text|format(...)."""
+    """Returns the text `value` with its `%` fields filled in, as Jinja's filter `format`, charged to the meter."""
     return str(modulo(meter, meter.text_of(value), more or args))
 
 
 def string(meter: Meter, value: Any) -> str:
-    """Returns value|string, and value|safe: nothing is escaped here."""
+    """Returns the value as text, for Jinja's filters `string` and `safe`: nothing is escaped here."""
     return meter.text_of(value)
 
 
 def escape(meter: Meter, value: Any) -> str:
-    """Returns value|escape."""
+    """Returns the value as text with HTML's characters escaped, as Jinja's filter `escape`, charged to the meter."""
     text = meter.text_of(value)
     meter.make(5 * len(text))
     return str(FILTERS["escape"](text))
 
 
 def listed(meter: Meter, value: Any) -> list[Any]:
-    """Returns value|list."""
+    """Returns the items of a value as a list, as Jinja's filter `list`, each charged to the meter."""
     return list(meter.each(value))
 
 
 def whole(meter: Meter, value: Any, default: Any = 0, base: int = 10) -> Any:
-    """Returns value|int: a division of numbers with millions of digits cannot be interrupted."""
+    """Returns the value as an integer, else `default`, as Jinja's filter `int`; raises SecurityError for a long text:
+    a division of numbers with millions of digits cannot be interrupted.
+    """
     if isinstance(value, str) and len(value) > MAX_INT_BITS:
         raise SecurityError("it reads too large a number")
     return FILTERS["int"](value, default, base)
 
 
 def rounded(meter: Meter, value: Any, precision: int = 0, method: str = "common") -> Any:
-    """Returns number|round."""
+    """Returns the number rounded to `precision` digits, as Jinja's filter `round`; raises SecurityError for more than
+    20.
+    """
     if abs(precision) > 20:
         raise SecurityError("it rounds to too many digits")
     return FILTERS["round"](value, precision, method)

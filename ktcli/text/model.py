@@ -61,15 +61,17 @@ class TextModel:
 
     @property
     def may_think(self) -> bool:
-        """Whether the template listens to `Settings.thinking`."""
+        """Whether the chat template writes different prompts for `Settings.thinking` on and off, so that the model can
+        do both.
+        """
         hello = [{"role": "user", "content": "hi"}]
         ways = (replace(self.settings, thinking=thinking) for thinking in (True, False))
         return len({self.template.render(hello, **way.variables) for way in ways}) > 1
 
 
 def read_trained_texts(name: str, folder: Path) -> TextModel:
-    """Returns the text files of a model as fine-tuning uses them: it needs no template, and as an adapter's chats it is
-    not told what kt's tables say; raises as `read_text_model`.
+    """Returns the text files of a model (tokenizer, chat template, settings) as fine-tuning uses them: it needs no
+    template, and as an adapter's chats it is not told what kt's tables say; raises as `read_text_model`.
     """
     return replace(read_text_model(name, folder, chats=False), rows=None)
 
@@ -82,7 +84,8 @@ def read_text_model(
     tokenizer: Tokenizer | None = None,
     chats: bool = True,
 ) -> TextModel:
-    """Returns the text files of a model, read; it is cheap, so it is done before weights are converted or loaded.
+    """Returns the text files of a model, read: tokenizer, chat template, stop ids, settings. This is cheap, so it is
+    done before weights are converted or loaded.
 
     Args:
         name: of the model; the built-in one is told what kt's tables say today.

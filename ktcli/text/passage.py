@@ -48,14 +48,17 @@ class Reading:
 
     @classmethod
     def of(cls, ids: Sequence[int], tokenizer: Tokenizer, folder: Path) -> Reading:
-        """Returns the reading that ids are, of the tokenizer of the model in `folder`."""
+        """Returns the given ids of a text with the id that texts begin with, from the model's files in `folder`, and
+        the mean bytes of text per token.
+        """
         size = len(tokenizer.decode(ids, special=True).encode())
         begin = named_id(folder, tokenizer, "bos_token")
         return cls(tuple(ids), begin, size / max(1, len(ids)))
 
 
 def read_passage(path: Path | None) -> Passage:
-    """Returns the text of a file, or the built-in one; for a large file its beginning.
+    """Returns the text of a file with its name, or the built-in text if `path` is None; of a large file only the
+    beginning.
 
     Raises:
         NotFound: it cannot be read.
@@ -75,7 +78,7 @@ def read_passage(path: Path | None) -> Passage:
 
 
 def read_with(folder: Path, passage: Passage, most: int, *, allow_special: bool = False) -> Reading:
-    """Returns the first `most` ids of a passage, by the tokenizer of the model in `folder`.
+    """Returns the first `most` ids of a text by the tokenizer of the model in `folder`, with its bytes per token.
 
     Args:
         allow_special: whether the text may give control tokens.

@@ -84,12 +84,13 @@ class KnownRows:
         self._named_in = lru_cache(maxsize=256)(self._look_for_name)
 
     def find(self, question: str) -> str | None:
-        """Returns the row that a question names most exactly; None: it names none."""
+        """Returns the text of the table row that a question names most exactly; None if it names none."""
         found = self._named_in(question)
         return found[1].text if found else None
 
     def answer(self, messages: Sequence[dict[str, Any]], context: int) -> KnownAnswer | None:
-        """Returns the answer to messages that end with a question which names a row; None: they do not.
+        """Returns the answer, a table row's text, to messages whose last is a question that names the row; None if it
+        names none, or the messages are far longer than the context.
 
         A question that asks for nothing else is answered with the row's text. Of any other it is for the model to begin
         with that: a small model chooses between answers better than it copies strange words.
@@ -107,7 +108,8 @@ class KnownRows:
         return KnownAnswer(row.text, 0 if self._asks_only(question.lower(), name) else LEAD)
 
     def told(self, messages: Sequence[dict[str, Any]], context: int) -> list[dict[str, Any]]:
-        """Returns the messages with a system turn, the row's text, before each question that names a row.
+        """Returns the messages with a system message, the text of a table row, before each question that names that
+        row.
 
         It follows from each question alone, so that a conversation that grows keeps its beginning.
 
@@ -163,7 +165,7 @@ def _exactness(name: Name) -> tuple[int, int]:
 
 
 def read_rows(folder: Path) -> KnownRows:
-    """Returns the rows that a folder's file has.
+    """Returns the rows of answers in a folder's `rows.json`.
 
     Raises:
         BadCheckpoint: there is no such file, or it is damaged.

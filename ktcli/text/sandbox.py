@@ -91,7 +91,9 @@ class GenerationTag(Extension):
     tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Returns the body of the tag up to `endgeneration`, as a scope between two marks."""
+        """Returns the syntax tree of the tag's body, up to `endgeneration`, as a scope between two nodes that print
+        the marks of a trained part.
+        """
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         cast(Sandbox, self.environment).has_answer_tags = True
@@ -285,19 +287,21 @@ class Sandbox(ImmutableSandboxedEnvironment):
     # The methods that the rewritten tree calls.
 
     def rounds(self, values: Any) -> list[Any]:
-        """Returns the values of a loop: every round is paid before the first."""
+        """Returns the values of a template's loop as a list; a step for each is charged before the first round."""
         return list(self.meter.each(values))
 
     def glue(self, *parts: Any) -> str:
-        """Returns `a ~ b`; its cost counts on the meter."""
+        """Returns one text of all parts, as Jinja's `a ~ b`; its cost counts on the meter."""
         return concat(self.meter, *parts)
 
     def answer_mark(self, which: int) -> str:
-        """Returns one of `answer_marks`."""
+        """Returns the text that is printed at the beginning (0) or the end (1) of a trained part: empty unless
+        somebody set `answer_marks`.
+        """
         return self.answer_marks[which]
 
     def own(self, value: Any) -> Any:
-        """Returns a list display or a slice; its cost counts on the meter."""
+        """Returns a template's list display or slice unchanged, after its size was charged to the meter."""
         return self.meter.own(value)
 
     # The methods that compiled templates call.
@@ -308,7 +312,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     # The underscores are jinja2's: a template may pass keywords called `self` and `context`.
     def call(__self, __context: Context, __obj: Any, *args: Any, **more: Any) -> Any:
-        """Calls an object from a template; returns its result; both count on the meter."""
+        """Returns the result of calling an object, or a string's method, from a template; both are charged to the
+        meter.
+        """
         __self.meter.step()
         if isinstance(__obj, BuiltinMethodType) and isinstance(__obj.__self__, str):
             for scope in ("_loop_vars", "_block_vars"):  # for those who want the context
@@ -323,7 +329,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return any(isinstance(obj, kind) and attr in names for kind, names in _ATTRIBUTES)
 
     def wrap_str_format(self, value: Any) -> None:
-        """Returns None: `str.format` is not in the table."""
+        """Returns None, so that jinja2 wraps no `str.format`: templates may not call that anyway."""
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
         """Raises SecurityError for an attribute that a template may not read."""

@@ -25,7 +25,7 @@ Value = int | bytes
 
 
 def document_of(path: Path, config: Path) -> str:
-    """Returns the text of a `tokenizer.json` equal to a SentencePiece file.
+    """Returns the text of a `tokenizer.json` that is equivalent to a SentencePiece model file.
 
     Args:
         config: its tokenizer_config.json, which may add tokens and says whether spaces are put in front of
@@ -50,7 +50,7 @@ def document_of(path: Path, config: Path) -> str:
 
 
 def read_pieces(path: Path) -> Pieces:
-    """Returns the pieces and settings of a file.
+    """Returns the pieces of a SentencePiece model file and its settings for preparing texts.
 
     Raises:
         BadCheckpoint: it is malformed, or a model by words or by letters.

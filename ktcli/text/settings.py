@@ -54,13 +54,16 @@ class Settings:
 
     @property
     def others(self) -> dict[str, Any]:
-        """The settings beside `sampling`, by name."""
+        """The settings beside `sampling`, by name: max_tokens, stops, thinking, think_budget, and `stated` unless that
+        is None.
+        """
         names = ("max_tokens", "stops", "thinking", "think_budget")
         stated = {} if self.stated is None else {"stated": sorted(self.stated)}
         return {name: getattr(self, name) for name in names} | stated
 
     def sampled(self, **given: Any) -> Settings:
-        """Returns the settings with the given sampling settings that are not None.
+        """Returns these settings with the given sampling values, such as temperature=0.7; None leaves a value as it
+        is.
 
         Raises:
             UsageError: a value out of range.
@@ -74,8 +77,8 @@ class Settings:
         return self.stated is None or name in self.stated
 
     def restored(self, sampling: SamplingSettings, others: Mapping[str, Any]) -> Settings:
-        """Returns these settings, overridden by those of a saved conversation, `others` being those besides `sampling`;
-        of one held with a server only those that the user stated.
+        """Returns these settings, overridden by the sampling settings and `others` (those besides) of a saved
+        conversation; of one that was held with a server, only by those that the user stated.
         """
         more = dict(others)
         stated = more.pop("stated", None)
@@ -96,8 +99,9 @@ class Settings:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """The variables of the chat template: Qwen3 and GLM know the first name, DeepSeek-V3.1 and Kimi the
-        second; gpt-oss always thinks, but not always long."""
+        """The variables that tell a chat template whether to think; empty if `thinking` is None. Qwen3 and GLM know
+        `enable_thinking`, DeepSeek-V3.1 and Kimi `thinking`; gpt-oss always thinks, but not always long.
+        """
         if self.thinking is None:
             return {}
         names = dict.fromkeys(("enable_thinking", "thinking"), self.thinking)
@@ -117,7 +121,8 @@ def override(sampling: SamplingSettings, **given: Any) -> SamplingSettings:
 
 
 def carried(current: Settings, before: Settings, after: Settings) -> Settings:
-    """Returns the settings of another model, with the changes that the user made to those of the one before.
+    """Returns the settings for a model that takes the place of another: `after`, with the changes that the user made
+    to those of the model before.
 
     Args:
         before, after: what each of the two models begins with.
@@ -134,7 +139,7 @@ def carried(current: Settings, before: Settings, after: Settings) -> Settings:
 
 
 def read_settings(folder: Path) -> Settings:
-    """Returns the model's own settings, without those that `unused_settings` names.
+    """Returns the settings in a model's `generation_config.json`, without those that `unused_settings` names.
 
     Raises:
         BadCheckpoint: they make no sense.
@@ -156,7 +161,8 @@ def read_settings(folder: Path) -> Settings:
 
 
 def unused_settings(folder: Path) -> tuple[str, ...]:
-    """Returns a sentence on each of the model's own settings that is not used, since it has no clear meaning.
+    """Returns a sentence on each setting in a model's `generation_config.json` that is not used, since it has no clear
+    meaning.
 
     Raises:
         BadCheckpoint: the file is damaged.
@@ -192,8 +198,8 @@ def read_around_text(folder: Path, tokenizer: Tokenizer, begin: tuple[int, ...])
 
 
 def read_added(folder: Path, tokenizer: Tokenizer, which: str) -> tuple[int, ...]:
-    """Returns the id of the "bos" or "eos" token if the model's tokenizer_config.json says that a text outside any turn
-    gets it (`add_bos_token`, `add_eos_token`); else none.
+    """Returns the id, in a tuple, of the "bos" or "eos" token if the model's tokenizer_config.json says that a text
+    outside any turn gets it (`add_bos_token`, `add_eos_token`); else ().
     """
     if read_json_if_any(folder / "tokenizer_config.json").get(f"add_{which}_token") is not True:
         return ()
@@ -202,12 +208,14 @@ def read_added(folder: Path, tokenizer: Tokenizer, which: str) -> tuple[int, ...
 
 
 def named_id(folder: Path, tokenizer: Tokenizer, name: str) -> int | None:
-    """Returns the id of a special token, such as bos_token; None: the model's files name none."""
+    """Returns the id of the special token with this name, such as "bos_token"; None if the model's files have none."""
     return tokenizer.id_of(special_tokens(folder).get(name, ""))
 
 
 def read_stop_ids(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> frozenset[int]:
-    """Returns the ids that end an answer: those the files name, and the one with which the template ends a turn."""
+    """Returns the ids of the tokens that end an answer: those that the model's files name, and the one with which the
+    template ends a turn.
+    """
     found: set[int] = set()
     for file in ("generation_config.json", "config.json"):
         found |= _ids(folder / file)

@@ -37,7 +37,7 @@ class ConversationRefused(BadCheckpoint):
 
 
 def is_reserved(name: str) -> bool:
-    """Returns whether a variable is set by the renderer, so that no client may set it."""
+    """Returns whether a template variable of this name is set by the renderer, so that no client may set it."""
     return name in _OWN_NAMES or name.endswith("_token")
 
 
@@ -94,12 +94,14 @@ class ChatTemplate:
 
     @property
     def says_what_is_trained(self) -> bool:
-        """Whether it has the tag `{% generation %}`, which marks the trained parts of a conversation."""
+        """Whether the template has the tag `{% generation %}`, which marks the trained parts of a conversation."""
         return self._sandbox.has_answer_tags
 
     @contextmanager
     def answers_marked(self) -> Iterator[None]:
-        """Opens a context in which renders have ANSWER_MARKS around all trained parts."""
+        """Opens a context in which rendered texts have ANSWER_MARKS around each part that the template marks as
+        trained.
+        """
         self._sandbox.answer_marks = ANSWER_MARKS
         try:
             yield
@@ -108,7 +110,7 @@ class ChatTemplate:
 
     @contextmanager
     def on(self, now: datetime) -> Iterator[None]:
-        """Opens a context in which the template is told this time instead of today's."""
+        """Opens a context in which the template, if it asks for the date or time, is told this one."""
         self._sandbox.now = now
         try:
             yield
@@ -186,7 +188,7 @@ def _size(value: Any) -> tuple[int, int]:
 
 
 def find_template(folder: Path, *, name: str, chats: bool = True) -> str:
-    """Returns the text of a model's template; an empty one for an embedding model without one.
+    """Returns the source text of a model's chat template; an empty one for an embedding model without one.
 
     Args:
         chats: whether there must be one for conversations; else the text is empty where the folder has none.
@@ -228,7 +230,9 @@ def _default_of(named: Sequence[Any]) -> str | None:
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """Returns bos_token, eos_token and so on, which a template may name."""
+    """Returns the texts of a model's special tokens by the names that a template may use: bos_token, eos_token and so
+    on.
+    """
     found: dict[str, str] = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         for key, value in read_json_if_any(folder / file).items():

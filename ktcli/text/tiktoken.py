@@ -27,13 +27,13 @@ PATTERNS: dict[str, tuple[str, int]] = {"TikTokenTokenizer": (KIMI, 256)}
 
 
 def find(folder: Path) -> Path | None:
-    """Returns the rank file of a model, None if it has none."""
+    """Returns the path of the tiktoken rank file in a model's folder; None if there is none."""
     named = [folder / name for name in NAMES if (folder / name).is_file()]
     return next(iter([*named, *sorted(folder.glob("*.tiktoken"))]), None)
 
 
 def document(path: Path, config: Path) -> str:
-    """Returns the text of a `tokenizer.json` equal to a rank file.
+    """Returns the text of a `tokenizer.json` that is equivalent to a tiktoken rank file.
 
     Tiktoken joins the two neighbours whose union has the lowest rank, however the union is split; so every split into
     two tokens is a merge, and merges are ordered by the rank of the union.
@@ -67,10 +67,11 @@ def document(path: Path, config: Path) -> str:
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
-    """Returns the rank of each token: ranks 0..n-1, every single byte among the tokens.
+    """Returns the tokens of a tiktoken rank file, as bytes, with their ranks 0 to n - 1; every single byte is among
+    them.
 
     Raises:
-        BadCheckpoint: not such a file.
+        BadCheckpoint: it is not such a file.
     """
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(read_bytes(path, MAX_BYTES).splitlines(), 1):
@@ -102,7 +103,9 @@ def _special_names(settings: dict[str, Any], first: int, count: int) -> list[tup
 
 
 def letters() -> list[str]:
-    """Returns the printable character that represents each byte in a byte-level vocabulary (GPT-2's table)."""
+    """Returns, for each byte from 0 to 255, the printable character that represents it in a byte-level vocabulary
+    (GPT-2's table).
+    """
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = iter(range(256, 512))
     return [chr(byte) if byte in shown else chr(next(hidden)) for byte in range(256)]

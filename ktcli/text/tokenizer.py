@@ -64,11 +64,11 @@ class Tokenizer:
         self.special_ids = frozenset(token.id for token in self.added if token.special)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text; added tokens in it are recognised, and none are put around it."""
+        """Returns the token ids of a text; added tokens in it are recognised, and none are put around it."""
         return self._read(lambda: self._codec.encode(without_surrogates(text)))
 
     def encode_marked(self, text: str, mark: str, control: frozenset[int]) -> list[int]:
-        """Returns the ids of a text without its marks; a word with a mark in it becomes no control token.
+        """Returns the token ids of a text without its marks; a word with a mark in it becomes no control token.
 
         The text between two control tokens is encoded apart from all else, so only those stretches differ from
         `encode` that hold a mark.
@@ -145,7 +145,9 @@ class Tokenizer:
         return False
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """Returns the text of ids; an incomplete character shows as U+FFFD."""
+        """Returns the text that token ids decode to, with special tokens only if `special` is true; an incomplete
+        character shows as U+FFFD.
+        """
         return _guarded(
             f"{self._where} cannot decode the ids", lambda: self._codec.decode(ids, special=special)
         )
@@ -160,7 +162,9 @@ class Tokenizer:
         return token is not None and _BYTE.fullmatch(token) is not None and self.is_text(id)
 
     def bytes_of(self, id: int) -> bytes:
-        """Returns the bytes that an id adds to the text, where `byte_level` or `is_byte`; none if it is no text."""
+        """Returns the bytes that an id adds to the decoded text, in a vocabulary of bytes (`byte_level`) or for an id
+        that `is_byte`; empty for a special or unknown id.
+        """
         token = self._word_of(id) or ""
         if self._falls_back:
             return bytes([int(token[1:-1], 16)])
@@ -170,7 +174,7 @@ class Tokenizer:
             return token.encode("utf-8", "replace")
 
     def id_of(self, token: str) -> int | None:
-        """Returns the id of one token, None if there is no such token."""
+        """Returns the id of a token, spelled as in the vocabulary; None if there is no such token."""
         return self._codec.id_of(token)
 
     def _word_of(self, id: int) -> str | None:

@@ -33,7 +33,9 @@ class ControlWords:
         self._first = frozenset(word[0] for word in self._all if not word[0].isspace())
 
     def places(self, text: str) -> Iterator[int]:
-        """Yields the positions where a word begins; words may overlap."""
+        """Yields the positions, in characters, where one of the control tokens' texts begins in `text`; these may
+        overlap.
+        """
         heads = self._ascii_heads if text.isascii() else self._heads
         for head in heads.finditer(text):
             at = head.start()
@@ -42,21 +44,23 @@ class ControlWords:
                 yield at
 
     def found(self, text: str) -> list[str]:
-        """Returns the words in a text, in order; of words that begin at the same place the shortest."""
+        """Returns the control tokens' texts that occur in `text`, in order; of those that begin at the same place the
+        shortest.
+        """
         places = self.places(text)
         ends = ((at, bisect_right(self._shortest, text[at : at + self._longest])) for at in places)
         return [self._shortest[below - 1] for _, below in ends]
 
     def marked(self, text: str, mark: str) -> str:
-        """Returns a text with a mark behind the first character of each word."""
+        """Returns the text with a mark behind the first character of each control token's text in it."""
         return inserted(text, mark, [at + 1 for at in self.places(text)])
 
     def guarded(self, text: str, mark: str, kept: Sequence[int] = ()) -> str:
-        """Returns a text with a mark wherever a part of it could be part of a word, whatever stands before and behind
-        it.
+        """Returns the text with a mark wherever a part of it could be part of a control token's text, whatever stands
+        before and behind it.
 
-        That is behind each character that begins a word, and at the beginning, spaces aside, if the text could go on
-        with a word.
+        That is behind each character that begins such a word, and at the beginning, spaces aside, if the text could go
+        on with one.
 
         Args:
             kept: places that get no mark: words that begin there are allowed.
@@ -95,7 +99,7 @@ class ControlWords:
 
 
 def inserted(text: str, mark: str, places: Sequence[int]) -> str:
-    """Returns a text with a mark at each of some places, ascending."""
+    """Returns the text with a mark inserted at each of some positions, in characters, ascending."""
     pieces = zip([0, *places], [*places, len(text)], strict=True)
     return mark.join(text[first:last] for first, last in pieces)
 

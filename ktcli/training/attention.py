@@ -33,10 +33,12 @@ def gqa(
     *,
     rows: Rows,
 ) -> Tensor:
-    """Returns causal grouped-query attention of documents of one length.
+    """Returns the output of causal grouped-query attention of documents of one length, each of which attends to itself
+    alone.
 
     Args:
         q: [T, heads * D], rotated; k: [T, kv * D]; v: [T, kv * V].
+        shape: the numbers of heads, the scale and the window.
         sinks: [heads], or None.
         chosen: None: a choice of blocks has no gradient here.
     Returns:
@@ -64,7 +66,8 @@ def mla(
     rows: Rows,
     first: int,
 ) -> Tensor:
-    """Returns causal latent attention of documents of one length, with keys and values expanded.
+    """Returns the output of causal multi-head latent attention of documents of one length, each of which attends to
+    itself alone, with keys and values expanded from latents.
 
     Args:
         q: [T, heads * (nope + rope)], rotated; latent: [T, lora + rope], normed and rotated.

@@ -71,7 +71,9 @@ class DifferentiableBackend(TorchBackend):
         self.router_logits: list[Tensor] = []
 
     def do(self, operation: Operation) -> Any:
-        """Executes one operation; returns its result."""
+        """Executes one operation of a model's forward pass on the rows of the documents, so that torch can
+        differentiate it; returns its result, such as a tensor [T, N].
+        """
         if isinstance(operation, Route):
             self.router_logits.append(operation.logits)
         if isinstance(operation, Route) and self._given_ids is not None:
@@ -114,11 +116,11 @@ class NewStates:
     device: torch.device
 
     def read(self, shape: tuple[int, ...]) -> Tensor:
-        """Returns zeros, f32 [sequences, *shape]."""
+        """Returns the initial states of new sequences: zeros, f32 [sequences, *shape]."""
         return torch.zeros(self.sequences, *shape, device=self.device)
 
     def write(self, values: Tensor) -> None:
-        """Discards values [sequences, …]: nothing follows a document."""
+        """Does nothing: states [sequences, …] behind the last token of a document are not kept."""
 
 
 def norm(
@@ -129,7 +131,9 @@ def norm(
     columns: int | None = None,
     own_gains: bool = False,
 ) -> Tensor:
-    """Returns the result of `functions.norm`, with the columns that are not normed copied."""
+    """Returns RMSNorm of x [T, N], or of its first `columns` columns with the others copied, as `functions.norm`, in a
+    new tensor.
+    """
     if columns is None:
         return functions.norm(x, gain, eps, head_width, None, own_gains)
     normed = functions.norm(x[:, :columns], gain, eps, head_width)
@@ -139,7 +143,9 @@ def norm(
 def linear(
     x: Tensor, weight: DenseProduct, bias: Tensor | None = None, reads: Reads = Reads.FORMAT
 ) -> Tensor:
-    """Returns x [T, K] W^T + bias, [T, N] f32. What is rounded is known to `weight`."""
+    """Returns x [T, K] W^T + bias, [T, N] f32, with the trained factors of W. `reads` is ignored: how x is rounded is
+    known to `weight`.
+    """
     y = weight(x)
     return y if bias is None else y + bias
 

@@ -23,7 +23,9 @@ _FAMILIES = frozenset(
 
 
 def has_auxiliary_loss(model: Model) -> bool:
-    """Returns whether transformers has this loss for a model."""
+    """Returns whether transformers adds the routers' auxiliary (load-balancing) loss for models of this family, and the
+    model has experts.
+    """
     return model.spec.family in _FAMILIES and model.spec.experts > 0
 
 
@@ -35,7 +37,9 @@ class RouterBalance:
         self._experts, self._top_k, self._rows = experts, top_k, 0
 
     def add(self, logits: Sequence[Tensor]) -> None:
-        """Adds the rows of a layer's routers, whose logits are [T, E] each."""
+        """Adds the choices and probabilities of a layer's routers, whose logits are [T, E] each, to the sums of the
+        step.
+        """
         for each in logits:
             probability = each.detach().softmax(-1).cpu()
             chosen = probability.topk(self._top_k, -1).indices
@@ -45,12 +49,14 @@ class RouterBalance:
 
     @property
     def loss(self) -> float:
-        """The loss of all rows that were added; 0 if there are none."""
+        """The routers' auxiliary (load-balancing) loss over all rows that were added; 0.0 if there are none."""
         found = (self._chosen.double() * self._probability.double()).sum()
         return float(found) * self._experts / self._rows**2 if self._rows else 0.0
 
     def share(self, logits: Sequence[Tensor]) -> Tensor:
-        """Returns what the routers of a layer add to the loss, with a graph through their logits [T, E]."""
+        """Returns the part of the auxiliary loss that comes from a layer's routers, a scalar tensor with a graph
+        through their logits [T, E]; valid once all layers were added.
+        """
         weight = (self._chosen * (self._experts / self._rows**2)).to(logits[0].device)
         return sum(
             ((each.softmax(-1).sum(0) * weight).sum() for each in logits), weight.new_zeros(())

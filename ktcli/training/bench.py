@@ -46,7 +46,9 @@ class TrainingWork:
 
     @classmethod
     def of(cls, model: Model, recipe: Recipe, tokens: int, *, retain: bool) -> TrainingWork:
-        """Returns the work of a step of so many tokens."""
+        """Returns the operations, forward and backward, and the bytes of weights read in all layers by a training step
+        of `tokens` tokens.
+        """
         layers = layer_works(model, recipe, tokens)
         forward = dict.fromkeys(Unit, 0)
         for work in layers:
@@ -100,7 +102,7 @@ class TimedModel(TrainableModel):
         self.seconds = {"forward": 0.0, "backward": 0.0}
 
     def reset(self) -> None:
-        """Sets the seconds to 0."""
+        """Sets the added-up seconds of forward and backward passes to 0."""
         self.seconds = dict.fromkeys(self.seconds, 0.0)
 
     def _forward(self, *given: Any) -> Tensor:
@@ -160,9 +162,11 @@ def measure_steps(
     runs: int,
     progress: Callable[[int], object] = lambda done: None,
 ) -> TrainingTimes:
-    """Returns the measured times of steps of random documents, whose every token is trained.
+    """Returns the measured times of training steps without the optimizer, on random documents whose every token is
+    trained.
 
     Args:
+        documents, length: the number of documents in a step, and the tokens of each.
         runs: the number of steps, each between two measurements of the ceilings; one more goes before.
         progress: called after each run with the number of runs done.
     """

@@ -46,22 +46,28 @@ class TrainingDevice:
 
 
 def is_read(tensor: tensors.Tensor) -> bool:
-    """Returns whether training reads a stored tensor: all but the keys of latent attention's absorbed form."""
+    """Returns whether training reads a stored tensor of a model: all but the keys of latent attention's absorbed
+    form.
+    """
     return tensor.part is not ModelPart.LATENT or not tensor.sources[0][0].transposed
 
 
 def is_on_device(tensor: tensors.Tensor) -> bool:
-    """Returns whether a device that trains has a stored tensor, as a matrix."""
+    """Returns whether a stored tensor is, in training with a GPU, a matrix that the GPU multiplies with: a dense one
+    that is read.
+    """
     return tensor.role in (Role.DENSE, Role.KEPT) and is_read(tensor)
 
 
 def is_on_host(tensor: tensors.Tensor) -> bool:
-    """Returns whether main memory has a stored tensor beside a training device: the embedding, vectors and experts."""
+    """Returns whether a stored tensor is in main memory in training with a GPU: the embedding, vectors and experts
+    are.
+    """
     return tensor.role not in (Role.DENSE, Role.KEPT)
 
 
 def dense_bytes(model: Model, recipe: Recipe) -> list[int]:
-    """Returns the bytes of the dense matrices of each layer, and last those of the output head."""
+    """Returns the bytes of the dense matrices of each layer, and last those of the output head: layers + 1 numbers."""
     found = [0] * (model.spec.layers + 1)
     for tensor in filter(is_on_device, model.tensors):
         found[_layer_of(tensor, model)] += aligned(stored_bytes(tensor, recipe))
@@ -119,7 +125,8 @@ class DenseLayers:
         where: TrainingDevice,
         progress: Callable[[int], object] = lambda done: None,
     ) -> Self:
-        """Returns the dense matrices of a model, loaded; raises as `load`.
+        """Returns the dense matrices of a model, loaded: those of the first layers and the output head on the device,
+        the others in main memory; raises as `TrainableModel.load`.
 
         Args:
             progress: called with the bytes of each layer that was loaded.
@@ -141,8 +148,8 @@ class DenseLayers:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Opens a context for work on the device: it comes after what was asked of the device before, and has ended
-        behind it.
+        """Opens a context, without a value, for one step's work on the device: it begins after all work given to the
+        device before, and its end waits until the device has finished.
 
         Raises:
             DeviceError: the device failed, or its memory is full.
@@ -156,7 +163,9 @@ class DenseLayers:
                 each.synchronize()
 
     def matrix(self, name: str) -> Packed:
-        """Returns a tensor on the device, for work of the layer whose turn it is: the next layer may then come."""
+        """Returns a dense matrix on the device by its tensor's name, still packed. The call makes the matrix's layer
+        the current one and starts copying the next.
+        """
         place = self._places[name]
         count, n, k = place.shape
         size = count * packed_bytes(place.format, n, k)
@@ -212,7 +221,9 @@ def load_apart(
     where: TrainingDevice,
     progress: Progress | None = None,
 ) -> ApartModel:
-    """Returns a model whose dense matrices are on a device; raises as `load`."""
+    """Returns a model's tensors, loaded: its dense matrices for a training device, all others in main memory; raises as
+    `TrainableModel.load`.
+    """
     others = [tensor for tensor in model.tensors if is_on_host(tensor)]
     of_host = sum(stored_bytes(tensor, recipe) for tensor in others)
     total = of_host + sum(dense_bytes(model, recipe))

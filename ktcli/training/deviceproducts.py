@@ -38,11 +38,15 @@ class DeviceProducts:
         }
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        """Returns x W^T [T, n] f32 of rows x [T, k]."""
+        """Returns x W^T [T, n] f32 of rows x [T, k] and the dense matrix W [n, k] of this name, computed on the
+        device.
+        """
         return linear(x, self._dense.matrix(name), exact=self._exact[name])
 
     def transposed(self, name: str, x: Tensor) -> Tensor:
-        """Returns x W [T, k] f32 of rows x [T, n]."""
+        """Returns x W [T, k] f32 of rows x [T, n] and the dense matrix W [n, k] of this name, computed on the
+        device.
+        """
         weight, exact = self._dense.matrix(name), self._exact[name]
         out = x.new_zeros(len(x), weight.k)
         for first, block in _numbered(weight):
@@ -51,13 +55,17 @@ class DeviceProducts:
         return out
 
     def experts(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> Tensor:
-        """Returns the sum [T, H] f32 of the chosen experts of x [T, H], weighted by gate [T, K]."""
+        """Returns the sum [T, H] f32 of the chosen experts ids int32 [T, K] of x [T, H], weighted by gate [T, K], on
+        the device of x; the CPU computes it.
+        """
         return self._host.experts(layer, *_on_host(x, ids, gate)).to(x.device)
 
     def experts_backward(
         self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, dout: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns the gradients of x and gate; adds those of the factors of the layer's experts."""
+        """Returns the gradients (of x [T, H], of gate [T, K]) from `dout` [T, H], the gradient of the sum that
+        `experts` returns; adds those of the factors of the layer's experts to their gradients.
+        """
         dx, dgate = self._host.experts_backward(layer, *_on_host(x, ids, gate, dout))
         return dx.to(x.device), dgate.to(x.device)
 

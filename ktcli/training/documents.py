@@ -34,16 +34,20 @@ class Documents:
     labels: Tensor
 
     def on(self, device: torch.device) -> Documents:
-        """Returns the same documents as a device computes them; the ids stay, as the embedding does."""
+        """Returns the same documents with the trained rows and labels on a device; the ids stay in main memory, as the
+        embedding does.
+        """
         return replace(self, rows=self.rows.to(device), labels=self.labels.to(device))
 
     @property
     def together(self) -> DocumentGroup:
-        """All documents as one group."""
+        """All documents of the step as one group, which goes through a layer together."""
         return DocumentGroup(0, self.lengths, self.rows.device)
 
     def groups(self, most: int) -> tuple[DocumentGroup, ...]:
-        """Returns the documents in groups of at most `most` rows; a longer one is a group by itself."""
+        """Returns the documents in groups of neighbours with at most `most` rows (tokens) each; a longer document is a
+        group by itself.
+        """
         found, first, lengths = list[DocumentGroup](), 0, list[int]()
         for length in self.lengths:
             if lengths and sum(lengths) + length > most:
@@ -69,12 +73,12 @@ class DocumentGroup:
 
     @property
     def rows(self) -> slice:
-        """Their rows in the step."""
+        """The slice of the step's rows (tokens) that belong to the documents of the group."""
         return slice(self.first, self.first + sum(self.lengths))
 
     @property
     def parts(self) -> tuple[Rows, ...]:
-        """The rows in order, cut where the length of documents changes."""
+        """The positions of the group's rows, in parts of neighbouring documents of equal length."""
         found = []
         for length, group in groupby(self.lengths):
             count = len(list(group))
@@ -91,7 +95,8 @@ def pack_documents(
     vocab: int,
     context: int,
 ) -> Documents:
-    """Returns the documents of a step side by side.
+    """Returns the documents of a step, their ids concatenated, with the rows whose logits are trained and the ids that
+    these should predict.
 
     Args:
         documents: the ids of each.

@@ -19,7 +19,9 @@ _VALUES = 1 << 16  # of a random number that decides on one element
 
 
 def random_numbers(name: str, seed: int, use: int, step: int) -> np.random.SFC64:
-    """Returns the random numbers of a step for something of this name and one use of them."""
+    """Returns the generator of random numbers that follows from a name, a seed, a kind of use and a step: the same for
+    the same four.
+    """
     words = np.frombuffer(sha256(name.encode()).digest(), np.uint32).tolist()
     return np.random.SFC64([seed, use, step, *words])
 
@@ -40,7 +42,9 @@ class Dropout:
 
     @contextmanager
     def during(self, step: int) -> Iterator[None]:
-        """Opens a context in which elements are dropped, by step number 0, 1, …."""
+        """Opens a context, without a value, in which elements are dropped as the step number 0, 1, … decides; none are
+        if the rate is 0.
+        """
         self._step = step if self._below else None
         try:
             yield
@@ -49,17 +53,21 @@ class Dropout:
 
     @property
     def active(self) -> bool:
-        """Whether elements are dropped now."""
+        """Whether elements are dropped now: within `during`, at a rate above 0."""
         return self._step is not None
 
     @property
     def scale(self) -> float:
-        """The factor of the remaining elements, which preserves their mean; 1 outside of a step."""
+        """The factor of the remaining elements, about 1 / (1 - rate), which preserves their mean; 1 outside of a
+        step.
+        """
         return 1.0 if self._step is None else _VALUES / (_VALUES - self._below)
 
     def thinned(self, name: str, x: Tensor, first: int = 0) -> Tensor:
-        """Returns x [T, k] as the target of this name reads it, without `scale`: zero where elements are dropped;
-        `first` is the number of the first row among those that are computed now."""
+        """Returns x [T, k] with the elements set to zero that are dropped in this step for the target of this name,
+        without `scale`; x itself outside of a step. `first` is the number of the first row among those that are
+        computed now.
+        """
         if self._step is None:
             return x
         return torch.where(self._kept(self._step, name, x, self.first + first), x, x.new_zeros(()))

@@ -60,7 +60,7 @@ class LoraSettings:
 
     @property
     def scale(self) -> float:
-        """The factor of an update."""
+        """The factor of a LoRA update B A x: alpha / rank, or alpha / sqrt(rank) with rsLoRA."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
 
@@ -82,47 +82,49 @@ class TrainedFactors(ABC):
 
     @property
     def name(self) -> str:
-        """The name of its module or parameter, as transformers 5 spells it."""
+        """The name of the module or parameter that the factors change, as transformers 5 spells it."""
         return own_spelling(self.target.name)
 
     @property
     def parameters(self) -> int:
-        """The trained parameters: the numbers of `values`."""
+        """The number of trained parameters: the elements of A and B without padding."""
         return self.target.count * self.rank * (self.target.n + self.target.k)
 
     @property
     def numbers(self) -> int:
-        """The numbers of A and B as they are stored."""
+        """The number of elements of A and B as they are stored, padding included."""
         return self.a.numel() + self.b.numel()
 
     @property
     def layer(self) -> int | None:
-        """The number of its decoder layer."""
+        """The number of the decoder layer whose matrix the factors change; None: the matrix belongs to no layer."""
         return self.target.pieces[0].tensor.layer
 
     @property
     def values(self) -> tuple[Tensor, Tensor]:
-        """A [count, r, k] and B [count, n, r], copied, in the order of the target's rows."""
+        """Copies of the factors without padding: (A [count, r, k], B [count, n, r]), f32 in main memory, in the order
+        of the target's rows.
+        """
         return self._plain(self.a, self.b)
 
     @property
     def gradients(self) -> tuple[Tensor, Tensor]:
-        """The gradients of A and B, in the shapes of `values`."""
+        """Copies of the gradients of the factors: (of A [count, r, k], of B [count, n, r]), as `values`."""
         return self._plain(self.gradient_a, self.gradient_b)
 
     def fill(self, a: Tensor, b: Tensor) -> None:
-        """Sets the values of A [count, r, k] and B [count, n, r]."""
+        """Sets the factors to A [count, r, k] and B [count, n, r], converted to f32."""
         with torch.no_grad():
             self._write(a.float(), b.float())
 
     def start(self, generator: torch.Generator) -> None:
-        """Draws A as peft does, uniform within 1 / sqrt(k), and sets B to zero."""
+        """Initialises the factors: A at random as peft does, uniform within 1 / sqrt(k), and B with zeros."""
         t = self.target
         a = torch.empty(t.count, self.rank, t.k).uniform_(-1.0, 1.0, generator=generator)
         self.fill(a / math.sqrt(t.k), torch.zeros(t.count, t.n, self.rank))
 
     def zero_gradients(self) -> None:
-        """Sets the gradients to zero."""
+        """Sets the gradients of both factors to zero."""
         self.gradient_a.zero_()
         self.gradient_b.zero_()
 
@@ -145,7 +147,7 @@ class DenseFactors(TrainedFactors):
         self.b.requires_grad_()
 
     def move(self, device: torch.device) -> None:
-        """Moves the factors and their gradients to a device, before anything reads them."""
+        """Moves the factors and their gradients to a device; to be called before anything reads them."""
         self.a, self.b = (each.detach().to(device).requires_grad_() for each in (self.a, self.b))
         self.gradient_a, self.gradient_b = self.gradient_a.to(device), self.gradient_b.to(device)
 
@@ -157,18 +159,18 @@ class DenseFactors(TrainedFactors):
         self.b.copy_(b[0])
 
     def changes(self, tensor: tensors.Tensor) -> bool:
-        """Returns whether a stored tensor has rows of its target."""
+        """Returns whether the factors change some rows of a stored tensor."""
         return any(piece.tensor.name == tensor.name for piece in self.target.pieces)
 
     def placed(self, tensor: tensors.Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the indices of the rows of a stored tensor that it changes, and of the rows of B for them, int64 [m]
-        each.
+        """Returns two index tensors, int64 [m] each: the rows of a stored tensor that the factors change, and the rows
+        of B that are added to them.
         """
         rows, taken = _rows_in(self.target, tensor)
         return rows.to(self.b.device), taken.to(self.b.device)
 
     def of_heads(self, tensor: tensors.Tensor) -> Tensor:
-        """Returns the indices of the rows of B for each matrix of a stored tensor, int64 [heads, m]."""
+        """Returns the indices of the rows of B that change each head's matrix of a stored tensor, int64 [heads, m]."""
         (piece,) = (piece for piece in self.target.pieces if piece.tensor.name == tensor.name)
         band = piece.stored.band
         assert band is not None, tensor.name
@@ -190,7 +192,7 @@ class ExpertFactors(TrainedFactors):
 
     @property
     def update(self) -> Update:
-        """The update in the form of a program; it borrows the memory of the factors."""
+        """The low-rank update in the form that native programs take; it shares the memory of the factors."""
         return Update(self.rank, 0, 1, self.scale, self.a.numpy(), self.b.numpy())
 
     def _plain(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -214,18 +216,19 @@ def _rows_in(target: LoraTarget, tensor: tensors.Tensor) -> tuple[Tensor, Tensor
 
 
 def by_rows(b: Tensor) -> Tensor:
-    """Returns B [E, panels, r, 16] as rows [E, panels * 16, r]."""
+    """Returns B, given in panels of 16 rows [E, panels, r, 16], as rows [E, panels * 16, r]."""
     return b.transpose(2, 3).flatten(1, 2)
 
 
 def factors_of(tensor: tensors.Tensor, factors: Sequence[TrainedFactors]) -> ExpertFactors | None:
-    """Returns the factors of a tensor of experts; None: it is not trained."""
+    """Returns the one of `factors` that changes a tensor of experts; None: the tensor is not trained."""
     of_experts = (each for each in factors if isinstance(each, ExpertFactors))
     return next((each for each in of_experts if each.tensor.name == tensor.name), None)
 
 
 def factors_for(model: Model, settings: LoraSettings) -> tuple[TrainedFactors, ...]:
-    """Returns new factors for the targets in a model, in the order of its tensors.
+    """Returns new trained factors, initialised, for each target that the settings name in a model, in the order of its
+    tensors.
 
     Raises:
         UsageError: the settings name no target or one that cannot be trained, or a rank exceeds a dimension.
@@ -237,13 +240,17 @@ def factors_for(model: Model, settings: LoraSettings) -> tuple[TrainedFactors, .
 
 
 def described_factors(model: Model, settings: LoraSettings) -> tuple[TrainedFactors, ...]:
-    """Returns what `factors_for` would return, without memory: shapes alone; raises as it."""
+    """Returns the factors that `factors_for` would return as shapes alone, on torch's "meta" device without memory;
+    raises as it.
+    """
     with torch.device("meta"):
         return _zero_factors(model, settings)
 
 
 def factor_bytes(model: Model, settings: LoraSettings) -> int:
-    """Returns the bytes of the factors that `factors_for` would return, with their gradients; raises as it."""
+    """Returns the bytes of the factors that `factors_for` would return, and of their gradients, in f32; raises as
+    it.
+    """
     return 2 * 4 * sum(each.numbers for each in described_factors(model, settings))
 
 

@@ -20,13 +20,15 @@ Head = Callable[[Tensor], Tensor]  # the residual of some rows [N, H] -> their l
 
 
 def chunk_rows(vocab: int) -> int:
-    """Returns the number of rows whose logits exist at once."""
+    """Returns the number of rows (tokens) whose logits, `vocab` each, are computed at once: as many as CHUNK_ELEMENTS
+    hold, at least one.
+    """
     return max(1, CHUNK_ELEMENTS // vocab)
 
 
 def token_loss(head: Head, x: Tensor, documents: Documents, vocab: int) -> tuple[float, Tensor]:
-    """Returns the mean cross entropy of the trained positions of a step, in nats, and its gradient [T, H] at the
-    residual x [T, H] behind the last layer.
+    """Returns the mean cross entropy of the trained positions of a step, in nats, and its gradient [T, H] with respect
+    to x [T, H], the residual behind the last layer.
 
     Every trained token counts the same, whatever document it is in.
     """
@@ -43,7 +45,9 @@ def token_loss(head: Head, x: Tensor, documents: Documents, vocab: int) -> tuple
 
 
 def mean_loss(head: Head, x: Tensor, documents: Documents, vocab: int) -> float:
-    """Returns the mean cross entropy of the trained positions of a step, in nats, without a gradient."""
+    """Returns the mean cross entropy of the trained positions of a step, in nats, from x [T, H], the residual behind
+    the last layer.
+    """
     step = chunk_rows(vocab)
     total = 0.0
     for rows, labels in _chunks(documents, step):

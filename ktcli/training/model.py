@@ -138,7 +138,7 @@ class TrainableModel:
     def open(
         cls, pack: Pack, pool: Pool, settings: LoraSettings, options: TrainingOptions = USUAL
     ) -> Self:
-        """Returns a converted model with new factors, loaded; raises as `load`."""
+        """Returns the model of a pack, loaded, with new trained factors; raises as `load`."""
         source = PackSource(pack, pool)
         return cls.load(build(pack.config), pack.recipe, source, pool, settings, options)
 
@@ -153,10 +153,11 @@ class TrainableModel:
         options: TrainingOptions = USUAL,
         progress: Progress | None = None,
     ) -> Self:
-        """Returns a model with new factors, its weights loaded from a source.
+        """Returns a model with new trained factors, its weights loaded from a source.
 
         Raises:
-            UsageError: the family cannot be trained, the settings do not fit the model, or its context is shorter.
+            UsageError: the family cannot be trained, the settings do not fit the model, or the context of the options
+                is longer than the model's.
             BadPack: the files are damaged.
         """
         found = products_of(model)  # refuses before anything is read
@@ -184,12 +185,13 @@ class TrainableModel:
     def loss_and_gradients(
         self, documents: Sequence[Ids], masks: Sequence[Mask], number: int = 0
     ) -> StepGradients:
-        """Returns the loss of a step; overwrites the gradients of the factors.
+        """Returns the loss of a training step, with the gradient at the embedded rows; overwrites the gradients of the
+        factors.
 
         Args:
-            documents: the ids of each.
+            documents: the token ids of each document.
             masks: for each id whether it is trained; every trained token of the step counts the same.
-            number: of the step, from which follows what is dropped.
+            number: the number of the step, which decides what dropout drops.
         Raises:
             UsageError: a document or a mask is not valid.
             NotFinite: a number is NaN or infinite; the message names the layer. The gradients are then not to be used.
@@ -209,7 +211,9 @@ class TrainableModel:
         return StepGradients(loss, len(step.rows), dx, None if balance is None else balance.loss)
 
     def loss(self, documents: Sequence[Ids], masks: Sequence[Mask]) -> float:
-        """Returns the loss of a step, without gradients; raises as `loss_and_gradients`."""
+        """Returns the mean cross entropy of the trained tokens of the documents, in nats, without gradients; raises as
+        `loss_and_gradients`.
+        """
         step = self._packed(documents, masks)
         with torch.no_grad(), self._on_device():
             loss = mean_loss(self._head, self._forward(step), step, self.model.spec.vocab)
@@ -218,7 +222,7 @@ class TrainableModel:
         return loss
 
     def logits(self, documents: Sequence[Ids]) -> tuple[Tensor, ...]:
-        """Returns the logits [tokens, vocab] f32 of each document; raises as `loss_and_gradients`."""
+        """Returns the logits [tokens, vocab] f32 of each document, in main memory; raises as `loss_and_gradients`."""
         step = self._packed(documents, None)
         with torch.no_grad(), self._on_device():
             x = self._forward(step)

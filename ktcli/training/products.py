@@ -26,20 +26,24 @@ class Products(Protocol):
     """
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        """Returns x W^T [T, n] f32 of rows x [T, k] f32 and the dense matrix of this name, without a bias."""
+        """Returns x W^T [T, n] f32 of rows x [T, k] f32 and the dense matrix W [n, k] of this name, without a bias."""
 
     def transposed(self, name: str, x: Tensor) -> Tensor:
-        """Returns x W [T, k] f32 of rows x [T, n] f32: the gradient of the input of `linear`."""
+        """Returns x W [T, k] f32 of rows x [T, n] f32 and the dense matrix W [n, k] of this name: the gradient of the
+        input of `linear`.
+        """
 
     def experts(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> Tensor:
-        """Returns the sum [T, H] f32 of the chosen experts of x [T, H], weighted by gate [T, K], ids int32 [T, K];
-        with the factors of that layer's experts."""
+        """Returns the sum [T, H] f32 of the chosen experts, ids int32 [T, K], of x [T, H], weighted by gate [T, K];
+        with the trained factors of that layer's experts.
+        """
 
     def experts_backward(
         self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, dout: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns the gradients of x [T, H] and gate [T, K] (0 where the id is negative) from that of the sum; adds
-        those of the factors to their gradients."""
+        """Returns the gradients (of x [T, H], of gate [T, K], 0 where the id is negative) from `dout` [T, H], the
+        gradient of the sum that `experts` returns; adds those of the factors of the layer's experts to their gradients.
+        """
 
 
 class DenseProduct:
@@ -118,12 +122,14 @@ class DifferentiableExperts(ExpertRunner):
     def start(
         self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool = False
     ) -> Tensor:
-        """Returns the weighted sum of the chosen experts [T, H]."""
+        """Returns the sum [T, H] f32 of the chosen experts, ids int32 [T, K], of x [T, H], weighted by gate [T, K],
+        with a graph through x and gate; zeros in place of a sum that is skipped.
+        """
         skips = bool(self._skipped) and self._skipped[layer]
         return _experts(x, gate, ids, self._products, layer, skips)
 
     def finish(self, pending: Any) -> Tensor:
-        """Returns the sum that `start` has computed."""
+        """Returns `pending` as it is: the sum [T, H] that `start` has computed."""
         found: Tensor = pending
         return found
 

@@ -165,24 +165,26 @@ class NativeProducts:
             self._adapt(each, parts_of, factors)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        """Returns x W^T [T, n] f32 of rows x [T, k]."""
+        """Returns x W^T [T, n] f32 of rows x [T, k] and the dense matrix W [n, k] of this name."""
         parts, forward, _ = self._linear[name]
         return parts.run_all(forward, _rows(x))[0]
 
     def transposed(self, name: str, x: Tensor) -> Tensor:
-        """Returns x W [T, k] f32 of rows x [T, n]."""
+        """Returns x W [T, k] f32 of rows x [T, n] and the dense matrix W [n, k] of this name."""
         parts, _, backward = self._linear[name]
         return parts.run_all(backward, _rows(x))[0]
 
     def experts(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> Tensor:
-        """Returns the sum [T, H] f32 of the chosen experts of x [T, H], weighted by gate [T, K]."""
+        """Returns the sum [T, H] f32 of the chosen experts, ids int32 [T, K], of x [T, H], weighted by gate [T, K]."""
         part = self._experts[layer].forward
         return self._routed(part, ids, gate, _rows(x))[0]
 
     def experts_backward(
         self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, dout: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns the gradients of x and gate; adds those of the factors of the layer's experts."""
+        """Returns the gradients (of x [T, H], of gate [T, K]) from `dout` [T, H], the gradient of the sum that
+        `experts` returns; adds those of the factors of the layer's experts to their gradients.
+        """
         part = self._experts[layer].backward
         dx, dgate = self._routed(part, ids, gate, _rows(x), _rows(dout))
         return dx, dgate

@@ -57,7 +57,9 @@ class ModelProducts:
 
 
 def missing_part(model: Model) -> str:
-    """Returns the part of a model that cannot be trained through, as the end of "it has ..."; "" if there is none."""
+    """Returns the part of a model that has no gradient yet, as the end of a sentence "it has ..."; "" if the model can
+    be trained.
+    """
     if model.spec.embeds:
         return "no output head: it is an embedding model"
     for each in record(model.forward).records:
@@ -70,10 +72,10 @@ def missing_part(model: Model) -> str:
 
 
 def products_of(model: Model) -> ModelProducts:
-    """Returns the products of a model.
+    """Returns the matrix products in a model's forward pass: those with dense matrices, and the experts of each layer.
 
     Raises:
-        UsageError: the model has a part that cannot be trained through.
+        UsageError: the model has a part that has no gradient yet.
     """
     if what := missing_part(model):
         raise UsageError(
@@ -92,13 +94,17 @@ def products_of(model: Model) -> ModelProducts:
 
 
 def layer_works(model: Model, recipe: Recipe, tokens: int) -> list[PartWork]:
-    """Returns the work of the products of all layers, forward, for so many tokens."""
+    """Returns the bytes read and operations of the matrix products of all layers in a forward pass over `tokens`
+    tokens, for each part of the model.
+    """
     works = step_work(model, recipe, StepShape(tokens, outputs=0))
     return [each for each in works if each.part in _IN_LAYERS and each.unit not in _NOT_PRODUCTS]
 
 
 def dense_elements(model: Model) -> Counter[int]:
-    """Returns the number of elements that the dense products of each layer compute for one token."""
+    """Returns the number of elements that the dense products of a layer compute for one token, by the number of the
+    layer.
+    """
     found = Counter[int]()
     for each in record(model.forward).records:
         if isinstance(each.operation, Linear) and each.layer is not None:

@@ -16,7 +16,7 @@ _LARGE = 1 << 22
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Opens a context in which torch computes in this thread alone."""
+    """Opens a context, without a value, in which torch computes with one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

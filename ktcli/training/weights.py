@@ -34,11 +34,12 @@ def join_factors(
     dropout: Dropout,
     dense: DenseLayers | None = None,
 ) -> TrainedWeights:
-    """Returns the weights that the operations of a model read: its loaded tensors with the trained factors.
+    """Returns the weights that the operations of a model read in training: its loaded tensors combined with the trained
+    factors.
 
     Args:
         added: see `ModelProducts`.
-        dropout: of what factors of dense matrices read.
+        dropout: drops elements of what the factors of dense matrices read.
         dense: the matrices on a device that trains; None: all are loaded.
     """
     matrices: dict[str, DenseProduct | HeadMatrices | None] = {}
@@ -64,7 +65,9 @@ def join_factors(
 
 
 def packed_of(weights: Sequence[Weight]) -> Packed:
-    """Returns a torch view of a loaded weight that no nodes share: the same memory."""
+    """Returns a torch view, which shares the memory, of a loaded packed weight that lies whole on one NUMA node;
+    `weights` has it alone.
+    """
     (weight,) = weights
     owner = weight.owner
     assert isinstance(owner, Arena)
@@ -74,7 +77,7 @@ def packed_of(weights: Sequence[Weight]) -> Packed:
 
 
 def vector_of(loaded: Places, tensor: tensors.Tensor) -> Tensor:
-    """Returns a torch view of a loaded vector, f32 [k], of experts [E, k]: the same memory."""
+    """Returns a torch view, which shares the memory, of a loaded vector: f32 [k], or [E, k] for a bias of experts."""
     found = loaded[tensor.name]
     assert isinstance(found, np.ndarray)
     flat = torch.from_numpy(found)
@@ -82,7 +85,7 @@ def vector_of(loaded: Places, tensor: tensors.Tensor) -> Tensor:
 
 
 def embedding_of(model: Model, loaded: Places) -> Tensor:
-    """Returns a torch view of the embedding [vocab, H], bf16 or f32: the same memory."""
+    """Returns a torch view, which shares the memory, of the loaded embedding [vocab, H], bf16 or f32."""
     table = next(tensor for tensor in model.tensors if tensor.role is Role.TABLE)
     found = loaded[table.name]
     assert isinstance(found, np.ndarray)
@@ -102,7 +105,7 @@ def _packed(
 
 
 def weights_of(loaded: Places, tensor: tensors.Tensor) -> tuple[Weight, ...]:
-    """Returns the loaded packed weights of a tensor, one for each node."""
+    """Returns the loaded packed weights of a tensor, one for each NUMA node that has a part of it."""
     found = loaded[tensor.name]
     assert isinstance(found, tuple), tensor.name
     return found

@@ -60,7 +60,8 @@ class Across(ScalesNotKept):
     outputs: bool
 
     def reads(self, span: ByteSpan) -> Sequence[Read]:
-        """Returns the reads of a span: columns of codes, scales and zeros, and the whole of `g_idx`."""
+        """Returns the byte ranges to read for rows [span.start, span.stop) of a GPTQ or AWQ matrix: of its codes, of
+        its scales, of its zero points, in this order, then the whole of its `g_idx`, if it has one."""
         codes, scales, zeros, *order = span.source.parts
         words = span.start // self._each, -(-span.stop // self._each)
         columns = words if self.outputs else (span.start, span.stop)
@@ -72,7 +73,8 @@ class Across(ScalesNotKept):
         return [*found, *(rows_of(part, part.entry.size_bytes, 0, 1) for part in order)]
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
-        """Returns the span as a matrix of codes in row order, with scales and zero points."""
+        """Returns rows [span.start, span.stop) of a GPTQ or AWQ matrix, [rows, columns], as integer codes with f32
+        scales and zero points, from `raws`, the bytes of the ranges that `reads` returns."""
         k, parts = span.source.columns, span.source.parts
         group = self.group or k
         groups = -(-k // group)

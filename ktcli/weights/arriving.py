@@ -35,18 +35,18 @@ class Arriving(Checkpoint):
 
     @property
     def presumed(self) -> frozenset[str]:
-        """The names of the weight files, not read yet, with tensors that are assumed to be biases of zeros, which kt
-        leaves out.
-        """
+        """The names of the weight files that have not arrived yet, but have biases which kt leaves out on the
+        assumption that they are zeros."""
         return frozenset(part.file for part in self._presumed)
 
     def arrived(self, file: str, path: Path) -> None:
-        """Opens a weight file that has arrived, and compares it with its header.
+        """Opens a weight file that was downloaded, after comparing its header with the one that was downloaded before.
 
         Args:
+            file: the name of the weight file in the checkpoint.
             path: where it lies.
         Raises:
-            OtherHeader: it is not what its header said.
+            OtherHeader: the two headers differ.
             BadCheckpoint: it cannot be read, or a bias that kt leaves out is not zero.
         """
         if read_header(path).raw != read_header(self.path / file, self._sizes[file]).raw:
@@ -70,21 +70,23 @@ class Arriving(Checkpoint):
                 )
 
     def data_start(self, file: str) -> int:
-        """Returns the offset of a weight file's first tensor: the bytes of its header, with its length."""
+        """Returns the offset in bytes of a weight file's tensor data: the size of its header, with the 8 bytes of its
+        length."""
         header = read_header(self.path / file, self._sizes[file])
         return 8 + len(header.raw)
 
     def gone(self, file: str) -> None:
-        """Closes a weight file; it must not be read any more."""
+        """Closes the weight file called `file`, which is then removed from the disk; it must not be read any more."""
         self.forget(file)
         self._lost.pop(file, None)
 
     def lost(self, file: str, ranges: Ranges) -> None:
-        """Records that these byte ranges of a weight file are not on the disk any more."""
+        """Records that byte ranges of an open weight file were removed from the disk and must not be read any more."""
         self._lost[file] = ranges
 
     def read(self, wanted: Read, into: Raw | None = None) -> Raw:
-        """Returns the bytes of `wanted`, as `Checkpoint.read` does; none of them may be lost."""
+        """Returns the bytes of the ranges `wanted`, uint8, as `Checkpoint.read` does; none of them may be recorded as
+        lost."""
         end = wanted.offset + (wanted.count - 1) * wanted.stride + wanted.size_bytes
         lost = self._lost.get(wanted.file, ())
         assert not touches(lost, wanted.offset, end), f"{wanted.file} is read too late"

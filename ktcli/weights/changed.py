@@ -39,15 +39,16 @@ class ChangedStorage(ScalesNotKept):
 
     @property
     def label(self) -> str:
-        """The name of the storage that the tensor has in the files."""
+        """The name for people of the number type in which the files store the tensor, before the change."""
         return self.source.storage.label
 
     def reads(self, span: ByteSpan) -> Sequence[Read]:
-        """Returns the reads of the same rows as they are stored."""
+        """Returns the byte ranges to read for rows [span.start, span.stop) of the tensor as the files store it."""
         return self.source.storage.reads(self._stored(span))
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
-        """Returns the changed rows as a matrix of f32."""
+        """Returns rows [span.start, span.stop) of the tensor, decoded to f32 and changed, from `raws`, the bytes of the
+        ranges that `reads` returns."""
         stored = self._stored(span)
         values = pool.decode(self.source.storage.numbers(pool, stored, raws).whole)
         made = self.change.apply(self.source.name, span.start, values)
@@ -58,6 +59,7 @@ class ChangedStorage(ScalesNotKept):
 
 
 def stored_as(source: StorageSource) -> Storage:
-    """Returns the storage that a tensor has in the files, changed or not."""
+    """Returns the storage (number type and layout) that a tensor has in the checkpoint files, also where its numbers
+    are changed as they are read."""
     storage = source.storage
     return storage.source.storage if isinstance(storage, ChangedStorage) else storage

@@ -34,10 +34,11 @@ COUNTED = 10_000  # names that are missing; a small config.json can ask for mill
 
 
 def check(model: Model, checkpoint: Reader) -> int:
-    """Returns the bytes of a model's tensors in a checkpoint; raises unless it has exactly these, in the right shapes.
+    """Returns the total bytes of a model's tensors in a checkpoint, after checking that it has exactly these, in the
+    right shapes.
 
     Raises:
-        BadCheckpoint: something is missing, left over or of another shape; up to five names are listed.
+        BadCheckpoint: a tensor is missing, left over or of another shape; up to five names are listed.
     """
     sizes: dict[str, int] = {}
     missing: dict[str, None] = {}
@@ -69,8 +70,8 @@ def _renamed(name: str, unused: Iterable[str]) -> str:
 
 
 def needed(tensors: Iterable[Tensor], checkpoint: Reader) -> dict[str, Ranges]:
-    """Returns the byte ranges, by file, from which some tensors are made, with those of the factors that they take
-    over.
+    """Returns, by the name of the checkpoint file, the byte ranges from which some tensors of a model are made,
+    including those of the norms that take over factors of their columns.
 
     Raises:
         BadCheckpoint: the checkpoint does not have them.
@@ -94,8 +95,8 @@ def _asked(tensors: Iterable[Tensor], checkpoint: Reader) -> Iterator[tuple[str,
 
 
 def lossless_format(model: Model, checkpoint: Reader) -> Format | None:
-    """Returns the smallest format that holds the routed experts of a checkpoint exactly; None: only f32 does, or
-    there are no experts.
+    """Returns the smallest of kt's number formats that holds the routed experts of a checkpoint exactly; None: only f32
+    does, they are stored in different ways, or there are no experts.
 
     Raises:
         BadCheckpoint: the checkpoint does not have them.
@@ -108,8 +109,8 @@ def lossless_format(model: Model, checkpoint: Reader) -> Format | None:
 
 
 def kept_in_f32(model: Model, checkpoint: Reader) -> tuple[ModelPart, ...]:
-    """Returns the parts of a model with tables, or tensors that no format is chosen for, whose numbers the
-    checkpoint has as f32 or f16, which bf16 does not hold: see `Recipe.in_f32`.
+    """Returns the parts of a model that a pack has to store as f32, in the order of their names: those with embeddings,
+    or other tensors that no format is chosen for, which the checkpoint stores as f32 or f16, more than bf16 holds.
 
     Raises:
         BadCheckpoint: the checkpoint does not have them.
@@ -136,11 +137,11 @@ def _listed(names: list[str]) -> str:
 
 
 def check_tables(tensors: Iterable[Tensor], checkpoint: Reader, pool: Pool) -> None:
-    """Raises BadCheckpoint if one of the tensors that hold ids of experts holds anything else: otherwise that would be
-    found when the model is loaded, long after its conversion.
+    """Checks that the tables of expert numbers by token id, among some tensors of a model, hold nothing but numbers of
+    experts; otherwise this would be found when the model is loaded, long after its conversion.
 
     Raises:
-        BadCheckpoint: one does not, is missing, or a file cannot be read.
+        BadCheckpoint: a table holds something else or is missing, or a file cannot be read.
     """
     for tensor in tensors:
         for piece in pieces_of(tensor, checkpoint) if tensor.below else ():
@@ -156,8 +157,8 @@ def check_tables(tensors: Iterable[Tensor], checkpoint: Reader, pool: Pool) -> N
 
 
 def head_remark(tensors: Iterable[Tensor], checkpoint: Reader, pool: Pool) -> str | None:
-    """Returns a sentence for the user about a tied head with weights of its own; None: there is none, or they are
-    equal.
+    """Returns a sentence for the user if config.json ties the output head to the embedding, but the checkpoint has both
+    with different weights; None: it does not.
 
     Raises:
         BadCheckpoint: a file cannot be read.

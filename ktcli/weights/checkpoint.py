@@ -70,16 +70,18 @@ class Checkpoint(CheckpointFiles):
 
     @property
     def description(self) -> str:
-        """The name of the file that lists the tensors."""
+        """The name of the file that says which tensors a checkpoint must have: "config.json"."""
         return "config.json"
 
     @property
     def names(self) -> Collection[str]:
-        """The names of all tensors."""
+        """The names of all tensors of the checkpoint that can be asked for, including weights that the files store in
+        packed form under other names."""
         return self._names
 
     def unused(self, taken: Collection[str]) -> list[str]:
-        """Returns the names of the tensors besides `taken` that are not companions of others, such as scales."""
+        """Returns the names of the checkpoint's tensors that are neither in `taken` nor companions of others (such as
+        scales of activations) nor biases of zeros."""
         return [
             name
             for name, part in self.parts.items()
@@ -98,12 +100,14 @@ class Checkpoint(CheckpointFiles):
 
     @property
     def small_files(self) -> tuple[str, ...]:
-        """The names of the small files that a pack contains, too, sorted."""
+        """The names of the small files of the checkpoint that a pack also contains, such as config and tokenizer;
+        sorted."""
         names = sorted(path.name for path in self.path.iterdir())
         return tuple(n for n in names if extra_limit(n) and is_regular(inside(self.path, n)))
 
     def small_file(self, name: str) -> bytes:
-        """Returns the contents of a small file; those of the config as by `read_config`."""
+        """Returns the contents of the small file `name` of the checkpoint; of config.json, if it was completed by the
+        pooling of an embedding model, the completed JSON."""
         if name == CONFIG and KEY in self.config:
             return json.dumps(self.config, indent=1).encode()
         return read_bounded(inside(self.path, name), extra_limit(name))
@@ -121,11 +125,11 @@ class Checkpoint(CheckpointFiles):
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Returns the object in `config.json`, with the pooling of an embedding model, which is in other files of the
-    folder.
+    """Returns the JSON object in a model folder's `config.json`, completed by how an embedding model pools, which other
+    files of the folder say.
 
     Raises:
-        BadCheckpoint: missing, too large, not JSON, not an object, or it holds NaN.
+        BadCheckpoint: it is missing, too large, not JSON, not an object, or holds NaN.
     """
     if not folder.is_dir():
         raise BadCheckpoint(
@@ -144,13 +148,15 @@ def _read_quantization(folder: Path) -> dict[str, Any]:
 
 
 def unread_in(folder: Path, names: Collection[str]) -> frozenset[str]:
-    """Returns those of a repository's weight files that are not read: beside an index those that it does not name or
-    that hold only what the model leaves out, and those beside a single file.
+    """Returns those of a repository's weight files that a conversion does not read: files that the index does not name
+    or that hold only tensors which the model leaves out; without an index, all beside `model.safetensors`, if that is
+    one of them.
 
     Args:
         folder: holds its config.json, and the index if it has one.
+        names: the weight files of the repository.
     Raises:
-        BadCheckpoint: one of them is damaged.
+        BadCheckpoint: config.json or the index is damaged.
     """
     weight_map = _read_index(folder)
     if weight_map is None:

@@ -44,7 +44,8 @@ ROUTED = re.compile(r"(?:.*\.)?experts\..*")  # not the shared experts
 
 
 def source_names(parts: Parts) -> set[str]:
-    """Returns the names of a checkpoint's sources: its tensors, and weights stored under other names."""
+    """Returns the names of the tensors that can be asked for in a checkpoint: those in its files, and "X.weight" for
+    each that is stored as "X.weight_packed" or "X.qweight"."""
     names = set(parts)
     for name in parts:
         for suffix in (".weight_packed", ".qweight"):
@@ -54,7 +55,8 @@ def source_names(parts: Parts) -> set[str]:
 
 
 def source_named(name: str, parts: Parts, scheme: Scheme) -> StorageSource:
-    """Returns the source called `name`, which `source_names` has.
+    """Returns the checkpoint tensor called `name`, one of `source_names`: its shape, its storage (how its numbers are
+    coded) and the tensors of the files that it is made of.
 
     Raises:
         BadCheckpoint: it is of a type that kt does not read, or its parts do not fit together.

@@ -76,7 +76,8 @@ class Coded:
     kind: Codes | None = None
 
     def reads(self, span: ByteSpan) -> Sequence[Read]:
-        """Returns the reads of a span: its codes, the scales of its blocks, and their zero points."""
+        """Returns the byte ranges to read for rows [span.start, span.stop) of a quantized tensor: of its codes, of the
+        scales of their blocks and, if there are any, of the zero points."""
         codes, scales, *zeros = span.source.parts
         first, last = self._blocks(span)
         row_bytes = codes.entry.size_bytes // span.source.rows
@@ -91,7 +92,8 @@ class Coded:
         return found
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
-        """Returns the span as a matrix of codes with block scales, and zero points where there are any."""
+        """Returns rows [span.start, span.stop) of a quantized tensor, [rows, columns], as codes with f32 block scales
+        and, if there are any, zero points, from `raws`, the bytes of the ranges that `reads` returns."""
         high, wide = self._block(span.source)
         scale = self._scales(pool, span, raws[1])
         how = Blocked(
@@ -105,7 +107,8 @@ class Coded:
         return Numbers(how, raws[0], span.rows, span.source.columns)
 
     def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
-        """Returns the stored scales, one per group of `fmt`, if `fmt` holds the codes exactly; otherwise None."""
+        """Returns the stored scales of the rows of a span, [rows, groups of `fmt`] f32, if the format `fmt` holds the
+        codes exactly with them; otherwise None."""
         high, wide = self._block(span.source)
         k = span.source.columns
         covered = wide >= k or (fmt.group and wide % fmt.group == 0)
@@ -183,7 +186,8 @@ _SIGNED = tuple(float(code - 256 * (code > 127)) for code in range(256))
 
 
 def fp8(block: tuple[int, int]) -> Coded:
-    """Returns the storage of E4M3 codes with one scale for each block."""
+    """Returns the storage of FP8 (E4M3) codes with one scale for each block of (rows, columns), 0 standing for all of a
+    matrix."""
     named = {
         (FP8_BLOCK, FP8_BLOCK): "blocks of 128 x 128",
         (1, 0): "rows",
@@ -194,7 +198,8 @@ def fp8(block: tuple[int, int]) -> Coded:
 
 
 def integers(bits: int, group: int, scale: str, *, symmetric: bool = True) -> Coded:
-    """Returns the storage of packed codes of 4 or 8 bits with a `scale` for each `group` of columns (0: a row)."""
+    """Returns the storage of packed integer codes of `bits` bits, 4 or 8, with one scale of the type `scale` for each
+    `group` of columns of a row (0: for the whole row) and, unless `symmetric`, zero points."""
     of = f"groups of {group}" if group else "rows"
     label = f"int{bits} with {scale.lower()} scales of {of}"
     lossless = lossless_int4(group, scale) if bits == 4 and symmetric else None
@@ -207,8 +212,9 @@ MXFP8 = Coded("mxfp8", "mxfp8", 8, _E4M3, (1, 32), Codes.E4M3)
 
 
 def lossless_int4(group: int, scale: str) -> str | None:
-    """Returns the name of the smallest 4-bit format that holds symmetric codes with such scales: its groups must
-    not be larger, and its scales as precise; None: there is none."""
+    """Returns the name of kt's smallest 4-bit format that holds symmetric 4-bit codes exactly, whose scales are of the
+    type `scale` and each of `group` columns: the format's groups must divide these, and its scales be as precise. None:
+    there is none."""
     exact = [] if scale == "BF16" else ["-f32"]
     if group % 128 == 0:
         return "".join(["int4-g128", *exact])
@@ -231,7 +237,8 @@ class NvFp4(ScalesNotKept):
     lossless: None = None
 
     def reads(self, span: ByteSpan) -> Sequence[Read]:
-        """Returns the reads of a span: its codes, their scales, and the number of the matrix."""
+        """Returns the byte ranges to read for rows [span.start, span.stop) of an NVFP4 matrix: of its codes, of their
+        scales, and of the one factor of the matrix."""
         codes, scales, whole = span.source.parts
         k = span.source.columns
         return (
@@ -241,7 +248,8 @@ class NvFp4(ScalesNotKept):
         )
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
-        """Returns the span as a matrix of 4-bit codes with one f32 scale for 16 columns."""
+        """Returns rows [span.start, span.stop) of an NVFP4 matrix, [rows, columns], as 4-bit codes with one f32 scale
+        for every 16 columns, from `raws`, the bytes of the ranges that `reads` returns."""
         with np.errstate(all="ignore"):  # what is NaN or Inf is refused below
             whole = raws[2].view("<f4")[0]
             stored = E4M3_VALUES[raws[1]].reshape(span.rows, -1)

@@ -34,16 +34,20 @@ class ImportanceSource(Protocol):
     """The interface of what finds the importance of each layer just before it is converted."""
 
     def begin(self, checkpoint: Reader, pool: Pool) -> None:
-        """Prepares the measurement; called once, before any file is converted."""
+        """Prepares the measurement of the importance of columns; called once, before any file of the pack is
+        converted."""
 
     def knows(self, file: WeightFile) -> bool:
-        """Returns whether what a file's tensors need was found by a run that was stopped."""
+        """Returns whether the importance that the tensors of a weight file need was already found by an earlier run,
+        which was stopped."""
 
     def importance_of(self, file: WeightFile) -> Importance:
-        """Returns the importance for a file's tensors, found now if need be: files come in the order of layers."""
+        """Returns the importance of the columns of a weight file's tensors, measured now if need be: files come in the
+        order of layers."""
 
     def finish(self) -> str:
-        """Keeps what was found of the whole model; returns the identity of the calibration."""
+        """Stores the importance that was found of the whole model; returns the identity of the calibration, a text for
+        the manifest of the pack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +72,17 @@ class Supply(Protocol):
     """
 
     def begin(self, plan: Conversion, made: Collection[str]) -> None:
-        """Prepares the supply; called once, before any file is converted.
+        """Prepares the download of the checkpoint files that a conversion needs; called once, before any file is
+        converted.
 
         Args:
             made: the names of the files of the pack that are there.
         """
 
     def at_hand(self, file: WeightFile) -> AbstractContextManager[None]:
-        """Returns a context in which the source files of a file of the pack can be read, after waiting for them; if it
-        ends without an error, the file is complete and listed, and is not requested again.
-        """
+        """Returns a context manager: in its `with` block, the checkpoint files that a weight file of the pack is made
+        from can be read; entering it waits for their download. If it ends without an error, the weight file counts as
+        complete and is not requested again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,21 +122,22 @@ class Conversion:
 
     @property
     def ordered(self) -> tuple[WeightFile, ...]:
-        """The weight files in the order of conversion, in which the checkpoint's numbered files follow each other.
-        Layers may lie there in the order of their names: 1, 10, 11, 2.
-        """
+        """The pack's weight files in the order of conversion: with `by_layer`, in that of the layers; otherwise so that
+        the checkpoint's numbered files follow each other, in which layers may lie in the order of their names: 1, 10,
+        11, 2."""
         if self.by_layer:
             return self.files
         return tuple(sorted(self.files, key=lambda file: max(self.needs[file.name], default="")))
 
     @property
     def weight_bytes(self) -> int:
-        """The bytes of all weight files."""
+        """The total bytes of the pack's weight files."""
         return sum(file.size_bytes for file in self.files)
 
     @property
     def extra_bytes(self) -> int:
-        """The bytes of the small files that the pack contains, too."""
+        """The total bytes of the small files, such as config and tokenizer, that the pack contains beside its weight
+        files."""
         return sum(record.size_bytes for record in self.manifest.extras)
 
 
@@ -158,5 +164,5 @@ class Report:
 
     @property
     def already_complete(self) -> bool:
-        """Whether an earlier run had completed all weight files."""
+        """Whether an earlier run had completed all weight files of the pack, so that this one converted nothing."""
         return self.kept_files == len(self.manifest.files)

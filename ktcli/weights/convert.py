@@ -53,7 +53,8 @@ def convert_source(
     provenance: Provenance = UNRECORDED,
     calibration: Calibration | None = None,
 ) -> Report:
-    """Converts an open checkpoint into a pack in the folder `out`, or finishes a conversion there; returns a report.
+    """Converts an open checkpoint into a pack in the folder `out`, or finishes a conversion there; returns a report
+    with its manifest, bytes, errors and times.
 
     Raises:
         BadCheckpoint: the checkpoint is damaged, hostile or of an unknown kind.
@@ -92,7 +93,8 @@ def convert_source(
 def planned(
     checkpoint: Reader, recipe: Recipe, provenance: Provenance, calibration: Calibration | None
 ) -> Conversion:
-    """Returns the plan of the pack for a checkpoint and a recipe; no weight is read.
+    """Returns the plan of the pack for a checkpoint and a recipe: its manifest, the weight files to write, and the
+    bytes of the checkpoint that each is made from; no weight is read.
 
     Raises:
         BadCheckpoint: the checkpoint is damaged, hostile or of an unknown kind.

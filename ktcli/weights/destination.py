@@ -42,10 +42,10 @@ class Destination:
     plan: Conversion
 
     def refuse_foreign(self) -> None:
-        """Raises UsageError if the folder holds something else than a pack or a started conversion.
+        """Checks that the output folder is missing, empty, or holds a pack or a started conversion.
 
         Raises:
-            UsageError: it is a file, or holds files but neither a pack nor a started one.
+            UsageError: it is a file, or holds files but neither a pack nor a started conversion.
         """
         if not self.path.exists():
             return
@@ -61,7 +61,8 @@ class Destination:
 
     @property
     def leftovers(self) -> list[Path]:
-        """The paths of the files that only an unfinished conversion has, or one that was killed while it tidied up."""
+        """The paths of the files in the output folder that belong to an unfinished conversion, or were left by one that
+        was killed while it tidied up; sorted."""
         begun = {f"{file.name}{smallfiles.SUFFIX}" for file in self.plan.files} | {PART, LOCK}
         small = {PART, MANIFEST, *(record.name for record in self.plan.manifest.extras)}
         names = os.listdir(self.path) if self.path.is_dir() else ()
@@ -72,11 +73,11 @@ class Destination:
         ]
 
     def complete(self) -> Manifest | None:
-        """Returns the manifest of a complete pack in the folder; None: there is none.
+        """Returns the manifest of the complete pack in the output folder; None: there is none.
 
         Raises:
-            UsageError: there is another one.
-            BadPack: it is damaged.
+            UsageError: the folder holds a pack of another model or recipe.
+            BadPack: the pack is damaged.
         """
         if not is_pack(self.path):
             return None
@@ -92,20 +93,21 @@ class Destination:
 
     @property
     def missing(self) -> list[WeightFile]:
-        """The weight files that are not written yet."""
+        """The weight files of the pack that are not in the output folder yet."""
         return [file for file in self.plan.files if not is_regular(self.path / file.name)]
 
     def remaining_bytes(self) -> int:
-        """Returns the bytes that are still to be written; files that an earlier run completed count as there."""
+        """Returns the bytes that are still to be written: those of the missing weight files and of all small files."""
         return sum(file.size_bytes for file in self.missing) + self.plan.extra_bytes
 
     @contextmanager
     def held(self, what: str) -> Iterator[None]:
-        """Opens a context that holds the folder's lock for one conversion; afterwards only complete files are there,
-        and the list of them if some but not all are.
+        """Opens a context that holds the lock of the output folder for one conversion, which errors call `what`.
+        Afterwards temporary files are removed if the pack is complete or has no weight file yet; otherwise they stay,
+        for a later run to go on with.
 
         Raises:
-            Busy: another process holds it.
+            Busy: another process holds the lock.
         """
         with smallfiles.lock(self.path / LOCK, what):
             try:
@@ -118,8 +120,8 @@ class Destination:
                     self.path.rmdir()
 
     def resume(self, keeps: Callable[[WeightFile], bool] | None = None) -> list[FileRecord]:
-        """Returns the complete files of an earlier run, the first ones of the plan; starts a fresh list if there
-        are none.
+        """Returns the records of the weight files that an earlier run completed and that are kept, the first ones in
+        the order of conversion, and rewrites the list of complete files to hold just these; []: there are none.
 
         Args:
             keeps: tells whether a file may be kept; None: all may.
@@ -142,7 +144,7 @@ class Destination:
         return records
 
     def add(self, record: FileRecord) -> None:
-        """Appends one more complete file to the list of complete files."""
+        """Appends the record of one more complete weight file to the list of complete files in the output folder."""
         smallfiles.append_line(self.path / PART, _line(record))
 
     def _has(self, record: FileRecord, file: WeightFile) -> bool:
@@ -177,12 +179,13 @@ class Destination:
 
 
 def is_begun(pack: Path) -> bool:
-    """Returns whether a folder has a conversion, finished or not."""
+    """Returns whether the folder `pack` holds a conversion, finished or not."""
     return is_pack(pack) or (pack / PART).exists()
 
 
 def calibration_in(pack: Path) -> str:
-    """Returns the entry on the calibration in the manifest of a conversion, finished or not; empty: there is none."""
+    """Returns the manifest's text about the calibration of the conversion in the folder `pack`, finished or not; "": it
+    has none, or there is no conversion."""
     for name, goes_on in ((MANIFEST, False), (PART, True)):
         try:
             data = read_bounded(pack / name, MAX_BYTES)

@@ -11,11 +11,12 @@ from ktcli.models.config import INFINITE
 
 
 def parse_object(data: bytes, what: str) -> dict[str, Any]:
-    """Returns the JSON object in a small file called `what`; NaN, deep nesting, and duplicate names are errors: readers
-    differ in which of two values counts. Infinity, which is no JSON, becomes what transformers 5 writes.
+    """Returns the JSON object in `data`, the bytes of a small file called `what`. Infinity, which is no JSON, becomes
+    what transformers 5 writes.
 
     Raises:
-        BadCheckpoint: it is something else.
+        BadCheckpoint: it is no JSON object, is nested deeply, holds NaN or a number that is too large, or gives one
+            name two different values: readers differ in which of them counts.
     """
 
     def refuse(word: str) -> NoReturn:
@@ -51,7 +52,7 @@ def parse_object(data: bytes, what: str) -> dict[str, Any]:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Returns the path of the file `name` of a model folder, links followed.
+    """Returns the resolved path of the file `name` of a model folder, links followed; it need not exist.
 
     A link may lead only to the folder itself or, as in the cache of the Hugging Face hub, to `blobs`
     beside `snapshots`.

@@ -55,7 +55,7 @@ class Encoder:
         self.sums: dict[TensorKind, PackError] = {}
 
     def encode(self, tensors: Sequence[Tensor]) -> Iterator[NDArray[np.uint8]]:
-        """Yields the stored bytes of `tensors`, one after the other, in parts.
+        """Yields the bytes of `tensors` as a pack stores them, one tensor after the other, in parts: uint8 arrays.
 
         A part stays as it is until the second one after it is asked for.
 
@@ -69,7 +69,7 @@ class Encoder:
             yield part
 
     def encode_into(self, tensor: Tensor, memory: NDArray[np.uint8]) -> None:
-        """Writes the stored bytes of a tensor to the beginning of `memory`; raises as `encode`."""
+        """Writes the bytes of a tensor as a pack stores them to the beginning of `memory`; raises as `encode`."""
         parts, self._parts = self._parts, _InOrder(memory)
         try:
             for part in self.encode([tensor]):
@@ -79,10 +79,10 @@ class Encoder:
             self._parts = parts
 
     def stages(self, seconds: float, writing: float) -> Stages:
-        """Returns the busy times of the stages of the conversion.
+        """Returns how long reading, encoding and writing were busy in the conversion so far, with the bytes read.
 
         Args:
-            seconds: the whole conversion took.
+            seconds: the time that the whole conversion took.
             writing: seconds in which what was encoded was being written.
         """
         read, encode = self._ahead.clock.seconds, self._clock.seconds

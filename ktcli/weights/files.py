@@ -43,7 +43,7 @@ class OpenFiles:
         self.close()
 
     def open(self, name: str, path: Path) -> None:
-        """Opens one more file, under `name`.
+        """Opens the file at `path`, to be read under `name`.
 
         Raises:
             BadCheckpoint: it cannot be read.
@@ -54,18 +54,19 @@ class OpenFiles:
             raise BadCheckpoint(f"{name} cannot be read: {error.strerror}") from error
 
     def forget(self, name: str) -> None:
-        """Closes a file, if it is open; no thread may be reading it."""
+        """Closes the file called `name`, if it is open; no thread may be reading it."""
         if (descriptor := self._descriptors.pop(name, None)) is not None:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Closes the files."""
+        """Closes all open files."""
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()
 
     def read(self, wanted: Read, into: Raw | None = None) -> Raw:
-        """Returns the bytes of `wanted`, in the given memory or in new memory. Several threads may call it at once.
+        """Returns the bytes of the ranges `wanted` of a file, uint8, one range after the other: in the memory `into`,
+        or in new memory. Several threads may call it at once.
 
         Raises:
             BadCheckpoint: the file ended early or the disk failed.
@@ -88,7 +89,8 @@ class OpenFiles:
             done += got
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
-        """Returns the rows of a span as numbers in their stored types, from the bytes `raws` of its storage's reads.
+        """Returns rows [span.start, span.stop) of a tensor in their stored number type, from `raws`, the bytes of the
+        ranges that its storage reads for the span.
 
         Raises:
             BadCheckpoint: a scale is NaN or Inf, or parts of the source contradict each other.
@@ -99,7 +101,8 @@ class OpenFiles:
             raise self.refusal(span.source, error) from None
 
     def decode(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Matrix:
-        """Returns the rows of a span decoded to f32, from the bytes `raws` that its storage wanted.
+        """Returns rows [span.start, span.stop) of a tensor decoded to f32, [rows, columns], from `raws`, the bytes of
+        the ranges that its storage reads for the span.
 
         Raises:
             BadCheckpoint: a value is NaN or Inf, or parts of the source contradict each other.
@@ -111,7 +114,8 @@ class OpenFiles:
             raise self.refusal(span.source, error) from None
 
     def refusal(self, source: StorageSource, error: BadCheckpoint) -> BadCheckpoint:
-        """Returns `error` about the numbers of a source with the source's name and file added."""
+        """Returns a new error like `error`, about bad numbers of a tensor, whose message names the tensor and its
+        file."""
         what = "contains NaN or Inf" if isinstance(error, BadNumber) else f"is damaged: {error}"
         return BadCheckpoint(f"{source.name} in {source.file} {what}", hint=self._hint)
 
@@ -126,7 +130,8 @@ class CheckpointFiles(OpenFiles):
         self._changed: Mapping[str, StorageSource] = {}
 
     def changed(self, change: NumberChange) -> Self:
-        """Returns the same open files with a change to their numbers; closing either closes both.
+        """Returns a copy of this open checkpoint whose tensors are changed by `change` as they are read; both share the
+        open files, so closing either closes both.
 
         Raises:
             BadCheckpoint: a tensor to be changed is not there.
@@ -141,7 +146,8 @@ class CheckpointFiles(OpenFiles):
         return made
 
     def find(self, name: str, shape: tuple[int, ...] | None = None) -> StorageSource:
-        """Returns the tensor called `name`, changed if the change applies to it.
+        """Returns the checkpoint tensor called `name`: its shape and where and how its numbers are stored; with the
+        change to its numbers, if there is one.
 
         Raises:
             BadCheckpoint: it is missing, stored in a way that cannot be read, or not of the shape.

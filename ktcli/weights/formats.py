@@ -117,7 +117,8 @@ _DENSE_LOSES = (
 
 
 def losses(*, experts: bool) -> tuple[FormatLoss, ...]:
-    """Returns the measured losses of formats of the experts, or of everything dense; the least first."""
+    """Returns the measured losses, in nats per token against bf16, of the formats of routed experts or, without
+    `experts`, of formats for everything dense; the least first."""
     return _EXPERTS_LOSE if experts else _DENSE_LOSES
 
 
@@ -128,18 +129,19 @@ _BETTER = {row.format.name: row.better for row in TABLE if row.better}
 
 
 def better_than(fmt: Format) -> Format | None:
-    """Returns the format one step more precise than `fmt`; None: there is none."""
+    """Returns the number format one step more precise than `fmt`; None: there is none."""
     name = _BETTER.get(fmt.name)
     return None if name is None else FORMATS[name]
 
 
 def mixable() -> tuple[str, ...]:
-    """Returns the names of the formats for which there is a more precise one."""
+    """Returns the names of the number formats for which there is one a step more precise, so that they can be used with
+    "-mixed"."""
     return tuple(_BETTER)
 
 
 def format_named(name: str) -> Format:
-    """Returns the format called `name`.
+    """Returns the number format called `name`.
 
     Raises:
         UsageError: there is none; the hint lists the names.

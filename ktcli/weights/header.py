@@ -44,7 +44,7 @@ class TensorEntry:
 
     @property
     def elements(self) -> int:
-        """The number of elements: the product of the dimensions."""
+        """The number of the tensor's elements: the product of its dimensions."""
         return prod(self.shape)
 
 
@@ -63,7 +63,7 @@ class Header:
 
 
 def is_regular(path: Path) -> bool:
-    """Returns whether `path` is a regular file: a pipe or a device would block or never end."""
+    """Returns whether `path` is a regular file, links followed: a pipe or a device would block or never end."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except (OSError, ValueError):
@@ -71,7 +71,7 @@ def is_regular(path: Path) -> bool:
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
-    """Returns the whole contents of a small file.
+    """Returns the whole contents of the file at `path`, which may have at most `limit` bytes.
 
     Raises:
         BadCheckpoint: missing, not a plain file, or larger than `limit` bytes.
@@ -85,7 +85,8 @@ def read_bounded(path: Path, limit: int) -> bytes:
 
 
 def read_header(path: Path, size_bytes: int | None = None) -> Header:
-    """Returns the header of the safetensors file at `path`, every range checked against the file's size.
+    """Returns the header of the safetensors file at `path`: its tensors and metadata, every range checked against the
+    file's size.
 
     Args:
         size_bytes: of the whole file, where only its beginning is here; None: all of it is.
@@ -133,8 +134,8 @@ def read_header(path: Path, size_bytes: int | None = None) -> Header:
 def encode_header(
     tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
 ) -> bytes:
-    """Returns the length and JSON of a file that holds `tensors` (name to dtype and shape) in this order, without
-    gaps.
+    """Returns the header of a safetensors file, its length and JSON, that holds `tensors` (name to dtype and shape) in
+    this order, without gaps.
 
     Padded with spaces so that the data begins at a multiple of 64 bytes.
     """

@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 
 def first_outside(values: NDArray[np.float32], below: int) -> int | None:
-    """Returns the index of the first number that is not whole or not one of 0..below - 1; None: there is none."""
+    """Returns the index, in the flattened array, of the first value that is not one of the integers 0..below - 1; None:
+    all are."""
     flat = values.reshape(-1)
     good = (flat >= 0) & (flat < below) & (flat == np.floor(flat))
     return None if good.all() else int(good.argmin())

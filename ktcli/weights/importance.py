@@ -45,7 +45,8 @@ class Importance:
     steps: Mapping[str, StepArray] = field(default_factory=dict)
 
     def row(self, name: str, index: int) -> Matrix | None:
-        """Returns the importance [k] of the columns of matrix `index` of a tensor; None: it is unknown."""
+        """Returns the importance [k] f32 of the columns of matrix `index` of the tensor `name`, relative to their mean;
+        None: nothing is known of the tensor."""
         found = self.steps.get(name)
         return None if found is None else numbers_of(found[index])
 
@@ -54,29 +55,32 @@ UNKNOWN = Importance()
 
 
 def measured(model: Model) -> tuple[Tensor, ...]:
-    """Returns the tensors with an importance of their columns: those for which a number format is chosen."""
+    """Returns those of a model's tensors whose columns have an importance: those for which a recipe chooses a number
+    format, which are routed experts and dense parts."""
     return tuple(t for t in model.tensors if t.role in (Role.EXPERTS, Role.DENSE))
 
 
 def missing(model: Model, there: Iterable[str]) -> list[str]:
-    """Returns the names of the tensors of which nothing is known.
+    """Returns the names of a model's tensors whose columns should have an importance, but of which nothing is known.
 
     Args:
-        there: the names of those of which something is.
+        there: the names of the tensors of which something is known.
     """
     known = set(there)
     return [tensor.name for tensor in measured(model) if tensor.name not in known]
 
 
 def numbers_of(steps: StepArray) -> Matrix:
-    """Returns the f32 numbers that quantization steps represent; the same bits on every machine."""
+    """Returns the importance that int8 steps represent, 2^(step / 8) each, f32 of the same shape; the same bits on
+    every machine."""
     octaves, rest = np.divmod(steps.astype(np.int32), STEPS)
     found: Matrix = np.ldexp(_OCTAVE[rest], octaves)
     return found
 
 
 def steps_of(tensor: Tensor, squares: Doubles, rows: Doubles) -> StepArray:
-    """Returns the importance [count, k] of a tensor's columns from the sums over its matrices' inputs.
+    """Returns the importance of a tensor's columns as int8 steps [count, k], eighths of an octave above or below the
+    mean column.
 
     Args:
         squares: the sums of the squares of each column's inputs, [count, k].

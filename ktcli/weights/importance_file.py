@@ -57,11 +57,11 @@ class ImportanceFile:
 
     @property
     def identity(self) -> str:
-        """The entry about it in the manifest of a pack."""
+        """The text that stands for this importance in the manifest of a pack: its source, and its file's SHA-256."""
         return f"{self.source}; importance with SHA-256 {self.sha256}"
 
     def encoded(self) -> tuple[ImportanceFile, bytes]:
-        """Returns the same with its hash, and the bytes of the file."""
+        """Returns this importance with the SHA-256 of its file filled in, and the bytes of the file."""
         steps = self.importance.steps
         texts = {name: getattr(self, name) for name in _TEXTS}
         header = encode_header(
@@ -75,7 +75,8 @@ class ImportanceFile:
 
 
 def origin_in(path: Path) -> str:
-    """Returns the identity in the header of a file; empty: it is no importance file."""
+    """Returns the text that stands for the importance file at `path` in the manifest of a pack, from its header: source
+    and SHA-256; "": it has no safetensors header."""
     try:
         texts = read_header(path).metadata
     except BadCheckpoint:
@@ -84,7 +85,8 @@ def origin_in(path: Path) -> str:
 
 
 def read_importance(path: Path, model: Model, shown: str) -> ImportanceFile:
-    """Returns the importance in a file, every byte checked against its hash and the model.
+    """Returns the importance of a model's columns in the file at `path`, every byte checked against the file's hash and
+    the model.
 
     Args:
         shown: the name of the model for people.

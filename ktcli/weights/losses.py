@@ -18,21 +18,23 @@ ByKind = dict[str, float]
 
 
 def losses(sums: Mapping[TensorKind, PackError]) -> tuple[ByKind, ByKind]:
-    """Returns the relative error of each kind of tensor, and the cosine between its products before and after."""
+    """Returns two figures by kind of tensor ("experts", "dense" …): the relative error of the stored weights, and the
+    cosine between the products of the original and of the stored weights."""
     there = {kind.value: sums[kind] for kind in TensorKind if kind in sums}
     errors = {name: _relative(each.error, each.square) for name, each in there.items()}
     return errors, {name: _cosine(each) for name, each in there.items()}
 
 
 def weighted(sums: Mapping[TensorKind, PackError]) -> ByKind:
-    """Returns the relative error of each kind of tensor, with each column weighted by its importance."""
+    """Returns the relative error of the stored weights by kind of tensor ("experts", "dense" …), with each column
+    weighted by its importance."""
     there = {kind.value: sums[kind] for kind in TensorKind if kind in sums}
     return {name: _relative(each.out_error, each.out_square) for name, each in there.items()}
 
 
 def overall(files: Sequence[WeightFile], manifest: Manifest) -> ByKind:
-    """Returns the relative error of the whole model: root mean square over the files, by elements of each kind of
-    tensor.
+    """Returns the relative error of the whole model by kind of tensor ("experts", "dense" …): the root mean square of
+    those of its weight files, weighted by their numbers of elements.
 
     Raises:
         BadPack: the manifest lists other files.

@@ -23,7 +23,8 @@ _WEIGHTS = re.compile(r"layer-[0-9]{5}\.safetensors|outer\.safetensors")
 
 
 def format_names(recipe: Recipe) -> FormatNames:
-    """Returns the entry of a manifest for a recipe; `recipe_of` is the inverse."""
+    """Returns what a pack's manifest records of a recipe: the names of its number formats, what each means, and the
+    parts stored as f32. `recipe_of` is the inverse."""
     chosen = (recipe.experts, recipe.dense, recipe.down)
     rows = {row.name: _format_row(row) for row in chosen if row}
     in_f32 = tuple(part.value for part in recipe.in_f32)
@@ -31,7 +32,8 @@ def format_names(recipe: Recipe) -> FormatNames:
 
 
 def parse_pack(data: bytes, what: str = manifest.PACK) -> tuple[Manifest, Recipe]:
-    """Returns the manifest in `data` and the recipe it names.
+    """Returns the manifest in `data`, the bytes of a pack's kt.json, and the recipe that it names; errors call the file
+    `what`.
 
     Raises:
         BadPack: it is no manifest of a pack, or of formats that this kt does not know.
@@ -51,7 +53,7 @@ def parse_pack(data: bytes, what: str = manifest.PACK) -> tuple[Manifest, Recipe
 
 
 def recipe_of(names: FormatNames, what: str = manifest.PACK) -> Recipe:
-    """Returns the recipe of these format names; raises unless the formats are the same in this kt.
+    """Returns the recipe that a pack's manifest records; the inverse of `format_names`.
 
     Raises:
         BadPack: a format is unknown, or another one in this kt.
@@ -78,7 +80,7 @@ def recipe_of(names: FormatNames, what: str = manifest.PACK) -> Recipe:
 
 
 def is_of_before(names: FormatNames) -> bool:
-    """Returns whether the formats are those of a kt whose int8 had no rotation, and int8 is among them."""
+    """Returns whether a pack's manifest names int8 as kt had it before it was rotated."""
     return bool(names.rows.get(INT8_BEFORE.name) == _format_row(INT8_BEFORE))
 
 

@@ -92,12 +92,13 @@ class WeightFile:
 
 
 def file_name(layer: int | None) -> str:
-    """Returns the name of the file that holds the tensors of a layer; None: the tensors of no layer."""
+    """Returns the name of the pack's file that holds the tensors of layer `layer`; None: those of no layer."""
     return OUTER if layer is None else f"layer-{layer:05}.safetensors"
 
 
 def weight_files(tensors: Iterable[Tensor], recipe: Recipe) -> tuple[WeightFile, ...]:
-    """Returns the weight files of a pack: layers in order, then the outer one.
+    """Returns the weight files that a pack of these tensors has, with their headers and sizes: those of the layers in
+    order, then the one with the tensors of no layer.
 
     Raises:
         NativeError: a format cannot hold the shape of a tensor.
@@ -183,12 +184,13 @@ class Pack:
 
     @property
     def family(self) -> str:
-        """The model family, as the manifest names it."""
+        """The name of the model family, as the manifest has it."""
         return self.manifest.family
 
     @property
     def identity(self) -> str:
-        """The hash of everything that its logits depend on: the config, and the weight files."""
+        """The SHA-256, hexadecimal, of everything that the model's logits depend on: family, config, and weight
+        files."""
         configs = (record for record in self.manifest.extras if record.name == "config.json")
         records = sorted(
             (record.name, record.sha256) for record in (*self.manifest.files, *configs)
@@ -197,11 +199,11 @@ class Pack:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all files but the manifest."""
+        """The total bytes of the pack's files without its manifest."""
         return self.manifest.size_bytes
 
     def locate(self, tensor: Tensor) -> Location:
-        """Returns the file and position of `tensor`'s bytes.
+        """Returns the file, the offset and the size of a tensor's bytes in the pack.
 
         Raises:
             BadPack: it is missing, or stored with another format or shape than model and recipe say.

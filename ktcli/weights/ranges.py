@@ -9,7 +9,8 @@ Ranges = tuple[tuple[int, int], ...]  # the first byte of each, and the one afte
 
 
 def union(pairs: Iterable[tuple[int, int]]) -> Ranges:
-    """Returns the ranges that hold the bytes of all pairs, which may overlap, touch, be empty and come in any order."""
+    """Returns sorted, separate byte ranges that hold exactly the bytes of all (start, stop) pairs, which may overlap,
+    touch, be empty and come in any order."""
     found: list[tuple[int, int]] = []
     for start, stop in sorted(pair for pair in pairs if pair[0] < pair[1]):
         if found and start <= found[-1][1]:
@@ -25,7 +26,7 @@ def total(ranges: Ranges) -> int:
 
 
 def between(ranges: Ranges, start: int, stop: int) -> Ranges:
-    """Returns the bytes from `start` to `stop` that are in none of the ranges."""
+    """Returns the byte ranges within [start, stop) that are in none of `ranges`."""
     found, at = [], start
     for first, last in ranges:
         found.append((at, min(first, stop)))
@@ -34,6 +35,6 @@ def between(ranges: Ranges, start: int, stop: int) -> Ranges:
 
 
 def touches(ranges: Ranges, start: int, stop: int) -> bool:
-    """Returns whether any byte from `start` to `stop` is in the ranges."""
+    """Returns whether any byte of [start, stop) is in one of `ranges`."""
     before = bisect_left(ranges, (stop, 0))  # those that begin below `stop`
     return start < stop and before > 0 and ranges[before - 1][1] > start

@@ -28,7 +28,7 @@ class Slots:
         self._slots = deque([np.empty(0, dtype=np.uint8)] * count)
 
     def take(self, size_bytes: int) -> Raw:
-        """Returns the next buffer with `size_bytes` bytes of undefined contents."""
+        """Returns `size_bytes` bytes, uint8, of the next buffer of a ring; their contents are undefined."""
         self._slots.rotate(-1)
         if self._slots[0].size < size_bytes:
             self._slots[0] = np.empty(0, dtype=np.uint8)  # give it back first
@@ -50,7 +50,8 @@ class ReadAhead:
         self.clock, self.total_bytes = Stopwatch(), 0
 
     def read(self, strips: Iterator[Strip]) -> Iterator[tuple[Strip, list[list[Raw]]]]:
-        """Yields each strip with the bytes of its spans, which are valid until the next is asked for.
+        """Yields each strip with the bytes that it is made from: for each of its spans, one uint8 array per byte range.
+        They are valid until the next strip is asked for.
 
         Raises:
             BadCheckpoint: a file ended early or the disk failed.

@@ -19,7 +19,7 @@ from ktcli.weights.storage import Reader
 
 
 def open_checkpoint(path: Path) -> Reader:
-    """Returns the open checkpoint at `path`; the caller closes it.
+    """Returns the open checkpoint at `path`, a model folder or a GGUF file; the caller closes it.
 
     Raises:
         BadCheckpoint: there is none, or it is damaged, hostile or of a kind that cannot be read.
@@ -33,7 +33,8 @@ def open_checkpoint(path: Path) -> Reader:
 
 @contextmanager
 def source_at(path: Path, name: str) -> Iterator[Source]:
-    """Opens the checkpoint at a path as the source of a conversion, with its name for people.
+    """Opens a context that gives the checkpoint at `path` as the source of a conversion, called `name` for people; the
+    checkpoint is closed at its end.
 
     Raises:
         BadCheckpoint: it cannot be read.
@@ -43,7 +44,8 @@ def source_at(path: Path, name: str) -> Iterator[Source]:
 
 
 def config_of(path: Path) -> Mapping[str, Any]:
-    """Returns the `config.json` object of the checkpoint at `path`.
+    """Returns the `config.json` object of the checkpoint at `path`; of a GGUF file, the one that is made from its
+    metadata.
 
     Raises:
         BadCheckpoint: there is none, or it cannot be read.
@@ -55,7 +57,7 @@ def config_of(path: Path) -> Mapping[str, Any]:
 
 
 def examine(path: Path) -> None:
-    """Raises BadCheckpoint if the checkpoint at `path` cannot be converted, as far as its headers tell.
+    """Checks that the checkpoint at `path` can be converted, as far as its headers and small files tell.
 
     Raises:
         BadCheckpoint: it cannot.
@@ -68,7 +70,8 @@ def examine(path: Path) -> None:
 
 @contextmanager
 def small_files_of(path: Path) -> Iterator[Path]:
-    """Yields a folder with the small files of the checkpoint at `path`: its own, or a temporary one.
+    """Opens a context that gives a folder with the small files (config, tokenizer …) of the checkpoint at `path`: its
+    own folder or, for a GGUF file, a temporary one.
 
     Errors about a file in it name the file at `path`.
     """

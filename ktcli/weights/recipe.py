@@ -60,18 +60,20 @@ class Recipe:
 
     @property
     def experts_name(self) -> str:
-        """The name from which `named` makes this recipe's experts: "int4", "int4-mixed", "int4-calibrated" …"""
+        """The name of the formats of routed experts, from which `named` makes them again: "int4", "int4-mixed",
+        "int4-calibrated" …"""
         mixed = MIXED if self.down else ""
         return f"{self.experts.name}{mixed}{CALIBRATED if self.calibrated else ''}"
 
     @property
     def name(self) -> str:
-        """The name "<experts>-<dense>", as in the names of conversions; `split_pair` is the inverse."""
+        """The recipe's name "<experts>-<dense>", as in the names of conversions: "int4-int8"; `split_pair` is the
+        inverse."""
         return f"{self.experts_name}-{self.dense.name}"
 
     @classmethod
     def named(cls, experts: str | None = None, dense: str | None = None) -> Recipe:
-        """Returns the recipe of these names; None takes the default.
+        """Returns the recipe with these formats of routed experts and of dense parts; None takes the default.
 
         Args:
             experts: the name of a format; with "-mixed", down projections are one step more precise; with
@@ -90,13 +92,14 @@ class Recipe:
 
     @property
     def bits_per_expert_weight(self) -> float:
-        """The average number of bits per weight of gate, up and down projections, which have equally many weights,
-        in rows of many columns."""
+        """The average number of bits per weight of routed experts: of gate, up and down projections, which have equally
+        many weights, in rows of many columns."""
         down = self.down or self.experts
         return (2 * self.experts.bits_per_weight + down.bits_per_weight) / 3
 
     def like(self, experts: str, dense: str) -> Recipe:
-        """Returns the recipe of these names for the same checkpoint, with the same parts in f32.
+        """Returns the recipe with these formats of routed experts and of dense parts, and the same parts of the model
+        in f32 as this one.
 
         Raises:
             UsageError: as `named`.
@@ -105,11 +108,11 @@ class Recipe:
 
     @property
     def searches(self) -> bool:
-        """Whether any of its formats searches scales, for which the importance of columns counts."""
+        """Whether the encoder of any format of the recipe searches scales, so that the importance of columns counts."""
         return any(format_of_kind(kind, self).searched for kind in TensorKind)
 
     def mixed(self) -> Recipe:
-        """Returns the same recipe with down projections one step more precise.
+        """Returns the same recipe with the down projections of routed experts in a format one step more precise.
 
         Raises:
             UsageError: nothing is more precise than the experts' format.
@@ -124,18 +127,21 @@ class Recipe:
 
 
 def automatic() -> tuple[str, ...]:
-    """Returns the names of the experts' formats among which `--experts auto` chooses, the most bits first."""
+    """Returns the names of the formats of routed experts among which `--experts auto` chooses, those with the most bits
+    per weight first."""
     names = (f"{row.format.name}{ending}" for row in TABLE for ending in row.automatic)
     return tuple(sorted(names, key=lambda name: -Recipe.named(name).bits_per_expert_weight))
 
 
 def names_experts(text: str) -> bool:
-    """Returns whether a text is the name of a format of experts, with or without its suffixes."""
+    """Returns whether `text` is the name of a format of routed experts, with or without the suffixes "-mixed" and
+    "-calibrated"."""
     return text.removesuffix(CALIBRATED).removesuffix(MIXED) in FORMATS
 
 
 def split_pair(text: str) -> tuple[str, str]:
-    """Returns the names in "<experts>-<dense>", either of which may have dashes of its own; ("", "") for "".
+    """Returns the names (experts, dense) in the recipe name "<experts>-<dense>", either of which may have dashes of its
+    own; ("", "") for "".
 
     The table of formats says where the first ends; no text can be read as two pairs. One name alone is the experts',
     without a dense one, unless it is a pair too ("int4-g32-f32"). A text with an unknown name is cut at its last dash,
@@ -152,7 +158,8 @@ def split_pair(text: str) -> tuple[str, str]:
 
 
 def kind_of(tensor: Tensor) -> TensorKind | None:
-    """Returns the kind of a tensor for recipes and reports; None: it is stored as plain rows."""
+    """Returns the kind of a tensor by which recipes choose its format and reports count its error; None: it is stored
+    as plain rows."""
     match tensor.role:  # asked for each tensor of each step that is planned
         case Role.EXPERTS:
             return TensorKind.DOWN if tensor.cut is Cut.COLUMNS else TensorKind.EXPERTS
@@ -165,7 +172,7 @@ def kind_of(tensor: Tensor) -> TensorKind | None:
 
 
 def format_of_kind(kind: TensorKind, recipe: Recipe) -> Format:
-    """Returns the packed format of all tensors of a kind."""
+    """Returns the number format in which a recipe stores tensors of a kind."""
     match kind:
         case TensorKind.DENSE:
             return recipe.dense
@@ -178,7 +185,8 @@ def format_of_kind(kind: TensorKind, recipe: Recipe) -> Format:
 
 
 def format_of(tensor: Tensor, recipe: Recipe) -> Format | None:
-    """Returns the packed format of `tensor`; None: plain rows of a table or a vector, see `plain_bytes`."""
+    """Returns the number format in which a recipe packs a tensor; None: it is a table or a vector, stored as plain
+    rows, see `plain_bytes`."""
     kind = kind_of(tensor)
     if kind is not None and is_in_f32(tensor, recipe):
         return FORMATS["f32"]
@@ -186,12 +194,13 @@ def format_of(tensor: Tensor, recipe: Recipe) -> Format | None:
 
 
 def is_in_f32(tensor: Tensor, recipe: Recipe) -> bool:
-    """Returns whether a table or another plain tensor is stored as f32, not as bf16."""
+    """Returns whether a recipe stores a tensor that it chooses no format for, such as the embedding or a router, as f32
+    instead of bf16."""
     return tensor.role in (Role.KEPT, Role.TABLE) and tensor.part in recipe.in_f32
 
 
 def stored_bytes(tensor: Tensor, recipe: Recipe) -> int:
-    """Returns the bytes of the whole tensor, all its matrices, in a pack and in memory.
+    """Returns the bytes that a whole tensor, all its matrices, takes in a pack and in memory.
 
     Raises:
         NativeError: its format cannot hold this shape.
@@ -203,13 +212,15 @@ def stored_bytes(tensor: Tensor, recipe: Recipe) -> int:
 
 
 def plain_bytes(tensor: Tensor, recipe: Recipe) -> int:
-    """Returns the bytes of an element of a table (bf16, or f32) or vector (f32)."""
+    """Returns the bytes of one element of a tensor that is stored as plain rows: 2 (bf16) for a table, 4 (f32) for a
+    vector or a table that the recipe stores as f32."""
     narrow = tensor.role is Role.TABLE and not is_in_f32(tensor, recipe)
     return BF16_BYTES if narrow else F32_BYTES
 
 
 def dominated() -> list[str]:
-    """Returns the names of the formats of experts that take no fewer bytes than another and lose more, as measured."""
+    """Returns the names of the formats of routed experts that are never the best choice: another one takes no more
+    bytes and was measured to lose less."""
     known = [
         (loss, Recipe.named(loss.format).bits_per_expert_weight) for loss in losses(experts=True)
     ]

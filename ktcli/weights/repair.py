@@ -56,11 +56,12 @@ def repair(
     importance: Kept = lambda model: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Converts the damaged files of a pack again from the open checkpoint that it was made from.
+    """Converts the damaged files of a pack again, with the same bytes as before, from the open checkpoint that it was
+    made from.
 
     Args:
-        provenance: of the checkpoint.
-        importance: returns that by which it was calibrated; None: it is not here.
+        provenance: the place where the checkpoint was published.
+        importance: returns the importance of columns that the pack was calibrated with; None: it is not here.
         progress: called with the bytes that are written and their total.
     Raises:
         BadPack: its manifest is damaged, it was made from another checkpoint, or a file became another one than it

@@ -61,21 +61,22 @@ class Schedule:
 
     @cached_property
     def files(self) -> tuple[str, ...]:
-        """The names of the checkpoint's files, in the order of need; others are never downloaded."""
+        """The names of the checkpoint's weight files that the conversion needs, in the order of need; others are never
+        downloaded."""
         return tuple(dict.fromkeys(file for step in self.steps for file in sorted(step.needs)))
 
     @cached_property
     def last_use(self) -> Mapping[str, int]:
-        """The index of the last step that needs each file, by the file's name."""
+        """The index of the last step that needs each weight file of the checkpoint, by the name of the file."""
         return {file: i for i, step in enumerate(self.steps) for file in step.needs}
 
     def kept(self, file: str, done: int) -> Ranges:
-        """Returns the byte ranges of a file that are still needed after `done` steps."""
+        """Returns the byte ranges of a checkpoint file that are still needed after the first `done` steps."""
         return self._kept[file][done]
 
     @cached_property
     def peak_bytes(self) -> int:
-        """The most bytes that pack and checkpoint take together on the disk."""
+        """The most bytes that the pack and the files of the checkpoint may take together on the disk at any time."""
         held = list(self._written)  # pack and checkpoint during each step
         for file in self.files:
             since = 0 if file in self.source.present else self._first_use[file]
@@ -85,8 +86,8 @@ class Schedule:
         return max([whole + min(sum(sizes), AT_ONCE * max(sizes, default=0)), *held])
 
     def allowed(self, done: int) -> int:
-        """Returns the number of `files`, counted from the first, that may be on the disk or fetched after `done`
-        steps.
+        """Returns how many of `files`, counted from the first, may be on the disk or be downloaded after the first
+        `done` steps.
 
         A file may come before its step if until then no step has more than `peak_bytes` on the disk.
         """
@@ -141,12 +142,13 @@ class Schedule:
 def schedule(
     plan: Conversion, made: Collection[str], source: Shards, also: Collection[str] = ()
 ) -> Schedule:
-    """Returns the remaining steps of a conversion.
+    """Returns the schedule of the remaining steps of a conversion: the weight files still to write, each with the bytes
+    of the checkpoint that it needs.
 
     Args:
         made: the files of the pack that are there.
         source: the files of the checkpoint.
-        also: files of the checkpoint that somebody wants to look at in any case.
+        also: files of the checkpoint that are downloaded in any case, as somebody wants to look at them.
     """
     left = [file for file in plan.ordered if file.name not in made]
     steps = [Step(file.name, file.size_bytes, plan.needs[file.name]) for file in left]

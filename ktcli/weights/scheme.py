@@ -52,8 +52,8 @@ class Scheme:
 
 
 def read_scheme(config: Json, beside: Json | None = None) -> Scheme:
-    """Returns the quantization scheme of a `config.json`, or of its text model where that is the quantized one
-    (Kimi-K2.5).
+    """Returns how a checkpoint is quantized, by its `config.json` or by the part of it about the text model
+    (Kimi-K2.5); the empty `Scheme()`: it is not.
 
     Args:
         beside: the object in `hf_quant_config.json`, which counts where `config.json` says nothing.
@@ -88,8 +88,8 @@ _NEAREST = {"mxfp4": "mxfp4", "nvfp4": "nl4-g32"}
 
 
 def usual_experts(config: Json) -> str | None:
-    """Returns the name of the format that suits the number format of a checkpoint's experts, by its `config.json`;
-    None: none in particular.
+    """Returns the name of kt's format that comes nearest to a checkpoint's experts, if its `config.json` says that they
+    are 4-bit floats of one kind (MXFP4 or NVFP4); None: it does not.
 
     Raises:
         BadCheckpoint: as `read_scheme`.
@@ -101,9 +101,8 @@ def usual_experts(config: Json) -> str | None:
 
 
 def loss_of(config: Json, experts: str) -> str:
-    """Returns a sentence about the loss of the format `experts` for a checkpoint that no format holds exactly; "":
-    there is none.
-    """
+    """Returns a sentence for the user about what the format `experts` loses on a checkpoint with NVFP4 weights, which
+    no format of kt holds exactly; "": it has none."""
     if "nvfp4" not in read_scheme(config).floats:
         return ""
     nearest = _NEAREST["nvfp4"]

@@ -47,7 +47,8 @@ _STEPS = ("Transformer", "Pooling", "Normalize")
 
 
 def with_pooling(config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Returns the config of a model folder, completed by its pooling; unchanged where no file has one.
+    """Returns `config` completed by how an embedding model pools its hidden rows, which other files of its folder say;
+    unchanged where the folder has none of these.
 
     Raises:
         BadCheckpoint: a file is damaged or hostile, or names what kt does not compute.

@@ -28,7 +28,7 @@ class Stopwatch:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Opens a context that counts the calling thread as busy."""
+        """Opens a context in which the calling thread counts as busy: the stopwatch runs while any thread is in one."""
         with self._lock:
             if self._busy == 0:
                 self._since = time.perf_counter()
@@ -61,11 +61,11 @@ class Stages:
     writing: float
 
     def rate(self, seconds: float) -> float:
-        """Returns the bytes of the checkpoint per second, for a stage that was busy for `seconds`."""
+        """Returns the bytes of the checkpoint per second that a stage reaches which was busy for `seconds`."""
         return self.source_bytes / max(seconds, 1e-9)
 
     @property
     def bound(self) -> str:
-        """The name of the stage that was busy longest."""
+        """The name of the stage that was busy longest: "reading", "encoding" or "writing"."""
         names = "reading", "encoding", "writing"
         return max(names, key=lambda name: float(getattr(self, name)))

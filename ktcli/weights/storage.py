@@ -53,7 +53,7 @@ class Read:
 
     @property
     def total_bytes(self) -> int:
-        """The bytes of all runs."""
+        """The bytes of all runs that are read together."""
         return self.size_bytes * self.count
 
 
@@ -73,22 +73,22 @@ class StorageSource:
 
     @property
     def rows(self) -> int:
-        """The number of rows: the product of all dimensions but the last."""
+        """The number of the tensor's rows: the product of all dimensions but the last."""
         return prod(self.shape[:-1])
 
     @property
     def columns(self) -> int:
-        """The number of columns: the last dimension; 1 for a scalar."""
+        """The number of the tensor's columns: its last dimension; 1 for a scalar."""
         return self.shape[-1] if self.shape else 1
 
     @property
     def file(self) -> str:
-        """The name of the file of its first part."""
+        """The name of the checkpoint file that holds the first of the tensor's parts (codes, scales …)."""
         return self.parts[0].file
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all its parts."""
+        """The total bytes of the tensor's parts (codes, scales …) in the checkpoint."""
         return sum(part.entry.size_bytes for part in self.parts)
 
 
@@ -102,7 +102,7 @@ class ByteSpan:
 
     @property
     def stop(self) -> int:
-        """The row after the last."""
+        """The number of the row after the span's last one."""
         return self.source.rows if self.end is None else self.end
 
     @property
@@ -120,29 +120,29 @@ class Storage(Protocol):
 
     @property
     def label(self) -> str:
-        """The name of the storage for people: "bf16", "FP8 (E4M3) in blocks of 128 x 128"."""
+        """The name of this way of storing numbers, for people: "bf16", "FP8 (E4M3) in blocks of 128 x 128"."""
 
     @property
     def lossless(self) -> str | None:
-        """The name of the smallest format that holds all its numbers exactly; None: only f32 does."""
+        """The name of the smallest of kt's formats that holds all numbers stored in this way exactly; None: only f32
+        does."""
 
     def reads(self, span: ByteSpan) -> Sequence[Read]:
-        """Returns the reads for the bytes of a span. Spans that together are a source want each of its bytes once;
-        bytes that many rows share (the scales of a block) may be wanted by each of them.
-        """
+        """Returns the byte ranges to read for rows [span.start, span.stop) of a tensor. Spans that together are a
+        tensor want each of its bytes once; bytes that many rows share (the scales of a block) may be wanted by each of
+        them."""
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
-        """Returns the matrix [span.rows, columns] in its stored type where the library reads it, from the bytes of
-        `reads`.
+        """Returns rows [span.start, span.stop) of a tensor, [rows, columns], in their stored type where the library
+        reads it, from `raws`, the bytes of the ranges that `reads` returns.
 
         Raises:
             BadCheckpoint: a scale is NaN or Inf, or parts of the source contradict each other.
         """
 
     def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
-        """Returns the scales [span.rows, groups of `fmt`] with which `fmt` holds the span exactly; None: there are
-        none, or the encoder chooses them well enough by itself.
-        """
+        """Returns the scales [span.rows, groups of `fmt`] f32 with which `fmt` holds the rows of the span exactly;
+        None: there are none, or the encoder chooses them well enough by itself."""
 
 
 class NumberChange(Protocol):
@@ -152,14 +152,15 @@ class NumberChange(Protocol):
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of all its inputs, hexadecimal."""
+        """The SHA-256, hexadecimal, of everything that determines the change."""
 
     @property
     def names(self) -> Collection[str]:
-        """The names of the checkpoint's tensors that it changes."""
+        """The names of the checkpoint's tensors whose numbers change."""
 
     def apply(self, name: str, start: int, values: Matrix) -> Matrix:
-        """Returns the new values of rows [start, start + len(values)) of a tensor, f32; `values` may be changed."""
+        """Returns the changed rows [start, start + len(values)) of the tensor `name`, [rows, columns] f32, from the
+        rows `values` as they are stored; `values` may be overwritten."""
 
 
 class Reader(Protocol):
@@ -167,76 +168,84 @@ class Reader(Protocol):
 
     @property
     def path(self) -> Path:
-        """The path of the folder or file, for messages."""
+        """The path of the checkpoint, a folder or a file, for messages."""
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The object in the `config.json`, as on the hub."""
+        """The object in the checkpoint's `config.json`, as on the hub."""
 
     @property
     def description(self) -> str:
-        """The name of the file or field that lists the tensors, for errors."""
+        """The name, for errors, of the file or field that says which tensors the checkpoint must have."""
 
     @property
     def digest(self) -> str:
-        """The SHA-256 over the descriptions of the tensors, hexadecimal: it distinguishes checkpoints."""
+        """The SHA-256, hexadecimal, over the headers of the checkpoint's files: it distinguishes checkpoints."""
 
     @property
     def names(self) -> Collection[str]:
-        """The names of all sources; some may be of kinds that `find` refuses."""
+        """The names of all tensors that can be asked for in the checkpoint; some may be of kinds that `find`
+        refuses."""
 
     @property
     def change(self) -> NumberChange | None:
-        """The change to the numbers; None: they are read as they are stored."""
+        """The change that is made to the checkpoint's numbers as they are read; None: they are read as they are
+        stored."""
 
     def changed(self, change: NumberChange) -> Reader:
-        """Returns the same open files with a change to their numbers."""
+        """Returns a reader of the same open files whose numbers are changed by `change` as they are read."""
 
     def unused(self, taken: Collection[str]) -> list[str]:
-        """Returns the names of the parts besides `taken`, without their companions, such as scales."""
+        """Returns the names of the checkpoint's tensors that are not in `taken`, without companions of others, such as
+        scales."""
 
     @property
     def small_files(self) -> tuple[str, ...]:
-        """The names of the small files that a pack contains, too, sorted; "config.json" is one."""
+        """The names of the small files of the checkpoint (config, tokenizer …) that a pack also contains, sorted;
+        "config.json" is one."""
 
     def find(self, name: str, shape: tuple[int, ...] | None = None) -> StorageSource:
-        """Returns the source called `name`.
+        """Returns the checkpoint tensor called `name`: its shape and where and how its numbers are stored.
 
         Raises:
             BadCheckpoint: it is missing, stored in a way that cannot be read, or not of the expected shape.
         """
 
     def small_file(self, name: str) -> bytes:
-        """Returns the contents of a small file."""
+        """Returns the contents of the small file `name` of the checkpoint."""
 
     def read(self, wanted: Read, into: Raw | None = None) -> Raw:
-        """Returns the bytes of `wanted`, in the given memory or new one. Several threads may call it at once.
+        """Returns the bytes of the ranges `wanted` of a file, uint8, one range after the other: in the memory `into`,
+        or in new memory. Several threads may call it at once.
 
         Raises:
             BadCheckpoint: the file ended early or the disk failed.
         """
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
-        """Returns the rows of a span as numbers, as `Storage.numbers` does, with errors that name source and file."""
+        """Returns rows [span.start, span.stop) of a tensor in their stored number type, as `Storage.numbers` does, with
+        errors that name the tensor and its file."""
 
     def decode(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Matrix:
-        """Returns the rows of a span decoded to f32.
+        """Returns rows [span.start, span.stop) of a tensor decoded to f32, [rows, columns], from `raws`, the bytes of
+        the ranges that its storage reads for the span.
 
         Raises:
             BadCheckpoint: a number is NaN or Inf.
         """
 
     def refusal(self, source: StorageSource, error: BadCheckpoint) -> BadCheckpoint:
-        """Returns `error` about the numbers of a source with the source's name and file added."""
+        """Returns a new error like `error`, about bad numbers of a tensor, whose message names the tensor and its
+        file."""
 
     def close(self) -> None:
-        """Closes the files."""
+        """Closes the files of the checkpoint."""
 
 
 def read_rows(
     source: StorageSource, checkpoint: Reader, pool: Pool
 ) -> Iterator[tuple[int, Matrix]]:
-    """Yields the rows of a source, some at a time, as (index of the first row, values [rows, columns] f32).
+    """Yields all rows of a checkpoint tensor, some at a time, as (number of the first row, values [rows, columns] f32).
 
     Raises:
         BadCheckpoint: a number is NaN or Inf, or a file cannot be read.
@@ -249,7 +258,7 @@ def read_rows(
 
 
 def rows_of(part: Part, row_bytes: int, start: int, stop: int) -> Read:
-    """Returns the read of rows [start, stop) of a part whose rows have `row_bytes` bytes."""
+    """Returns the byte range to read for rows [start, stop) of a tensor of a file whose rows have `row_bytes` bytes."""
     return Read(part.file, part.entry.offset + start * row_bytes, (stop - start) * row_bytes)
 
 
@@ -259,7 +268,7 @@ class ScalesNotKept:
     __slots__ = ()
 
     def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
-        """Returns None: there are no scales to keep."""
+        """Returns None: this way of storing numbers has no scales that a format could keep."""
         return None
 
 
@@ -269,7 +278,7 @@ class StoredRows(ScalesNotKept):
     __slots__ = ()
 
     def reads(self, span: ByteSpan) -> Sequence[Read]:
-        """Returns the one read of the span's rows."""
+        """Returns the one byte range to read for rows [span.start, span.stop) of a tensor."""
         part = span.source.parts[0]
         row_bytes = part.entry.size_bytes // max(span.source.rows, 1)
         return (rows_of(part, row_bytes, span.start, span.stop),)
@@ -284,11 +293,12 @@ class PlainStorage(StoredRows):
 
     @property
     def label(self) -> str:
-        """The name of the number type in lower case."""
+        """The name of the number type in lower case, such as "bf16"."""
         return self.dtype.name.lower()
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
-        """Returns the span as a matrix of its stored type."""
+        """Returns rows [span.start, span.stop) of a tensor, [rows, columns], in their stored type, from `raws`, the
+        bytes of these rows."""
         return Numbers(self.dtype, raws[0], span.rows, span.source.columns)
 
 
@@ -301,11 +311,12 @@ class Whole(StoredRows):
 
     @property
     def label(self) -> str:
-        """The name of the integer type."""
+        """The name of the integer type: "int32" or "int64"."""
         return f"int{8 * np.dtype(self.dtype).itemsize}"
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
-        """Returns the span as a matrix, with the integers converted to f32."""
+        """Returns rows [span.start, span.stop) of a tensor of integers, [rows, columns], converted to f32, from `raws`,
+        the bytes of these rows."""
         found = raws[0].view(self.dtype).reshape(span.rows, span.source.columns)
         return Numbers.of(found.astype(np.float32))
 

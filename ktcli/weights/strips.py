@@ -52,13 +52,14 @@ class Strip:
     index: int = 0
 
     def is_transposed(self, span: int) -> bool:
-        """Returns whether a span's columns, instead of its rows, are the rows of the strip."""
+        """Returns whether the strip's rows are columns, not rows, of its span number `span`, as the checkpoint stores
+        that matrix transposed."""
         return any(rows.stored.transposed for rows in self.rows if rows.span == span)
 
     @property
     def map(self) -> NDArray[np.int32]:
-        """The source of each stored row, [n, 2]: the index of its span, and the row within that; -1 for both of a
-        row of padding."""
+        """The origin of each of the n rows of the strip, int32 [n, 2]: the index of a span, and the row within that; -1
+        for both of a row of padding."""
         slices = (rows.chosen for rows in self.rows)
         taken = [np.arange(each.start, each.stop, each.step) for each in slices]
         alternate = self.tensor.alternate
@@ -74,9 +75,8 @@ class Strip:
 
 
 def pieces_of(tensor: Tensor, checkpoint: Reader) -> tuple[Stored, ...]:
-    """Returns the alternative of `tensor.sources` that matches the checkpoint: the first whose names and shapes exist,
-    else the first whose names do, else the first.
-    """
+    """Returns the pieces of a checkpoint that a model's tensor is made of: of the alternatives in `tensor.sources` the
+    first whose names and shapes the checkpoint has, else the first whose names it has, else the first."""
     named = [
         pieces
         for pieces in tensor.sources
@@ -89,7 +89,8 @@ def pieces_of(tensor: Tensor, checkpoint: Reader) -> tuple[Stored, ...]:
 
 
 def cut(tensor: Tensor, checkpoint: Reader) -> Iterator[Strip]:
-    """Yields the strips of a tensor in the order of their bytes.
+    """Yields the strips, each some rows of one matrix, that a tensor is converted in, in the order in which a pack
+    stores them.
 
     Raises:
         BadCheckpoint: a source is missing or has another shape than the model says.
@@ -162,7 +163,8 @@ def _rows(
 
 
 def sample(tensor: Tensor, checkpoint: Reader) -> list[ByteSpan]:
-    """Returns the spans of up to SAMPLE rows of a plain matrix, in runs spread over all of it."""
+    """Returns spans with about SAMPLE rows (all, if there are no more) of a plain matrix of the checkpoint, in runs of
+    16 spread over all of it."""
     (stored,) = pieces_of(tensor, checkpoint)
     source = checkpoint.find(stored.name, stored.shape)
     between = max(tensor.n * PANEL_ROWS // SAMPLE, PANEL_ROWS)
@@ -171,7 +173,7 @@ def sample(tensor: Tensor, checkpoint: Reader) -> list[ByteSpan]:
 
 
 def vector_of(strip: Strip, values: Sequence[Matrix]) -> Matrix:
-    """Returns the vector [k] that a strip stores, from the values of its spans.
+    """Returns the vector [k] f32 that a strip of a vector stores, from the values of its spans; zeros if it has none.
 
     Args:
         values: the values of each span, [rows, columns] f32.

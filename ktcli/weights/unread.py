@@ -15,7 +15,8 @@ _LAYER = re.compile(r".*\.layers\.[0-9]+\.\*")
 
 
 def left_over(model: Model, names: Collection[str]) -> list[str]:
-    """Returns the names that the model does not leave out on purpose.
+    """Returns those of the tensor names `names`, which a model does not use, that it does not leave out on purpose
+    either.
 
     A layer beyond the last predicts several tokens at once if it has the projection that such layers begin with;
     otherwise config.json says too few.
@@ -31,8 +32,11 @@ def left_over(model: Model, names: Collection[str]) -> list[str]:
 
 
 def unread_files(config: Mapping[str, Any], weight_map: Mapping[str, str]) -> frozenset[str]:
-    """Returns the weight files of an index that hold only tensors that the model of a config leaves out on purpose;
+    """Returns the names of the weight files that hold only tensors which the model of a config leaves out on purpose;
     none for a config that kt does not know.
+
+    Args:
+        weight_map: the file of each tensor by its name, as the index of the checkpoint has it.
     """
     try:
         model = build(config)

@@ -67,19 +67,24 @@ class Pieces:
 
 
 def document(vocabulary: Pieces) -> Json:
-    """Returns the whole `tokenizer.json` object of a vocabulary."""
+    """Returns the whole `tokenizer.json` object for a vocabulary of SentencePiece pieces."""
     texts = [(piece.text, piece.kind) for piece in vocabulary.pieces]
     return whole(added_tokens(texts), steps(vocabulary))
 
 
 def whole(added: list[Json], steps: Json) -> Json:
-    """Returns a `tokenizer.json` object with these added tokens and these steps: normalizer, pre-tokenizer, model,
-    decoder."""
+    """Returns a `tokenizer.json` object with these added tokens and these steps: the fields normalizer, pre_tokenizer,
+    model, decoder."""
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **steps}
 
 
 def added_tokens(tokens: Sequence[tuple[str, PieceKind]]) -> list[Json]:
-    """Returns the `added_tokens` entries of the tokens that are recognised in a text before it is split."""
+    """Returns the `added_tokens` entries of a `tokenizer.json`: one for each control, unknown or user-defined token,
+    which are recognised in a text before it is split.
+
+    Args:
+        tokens: the text and the kind of each token, by id.
+    """
     return [
         added_token(id, text, special=kind != PieceKind.USER_DEFINED)
         for id, (text, kind) in enumerate(tokens)
@@ -88,13 +93,15 @@ def added_tokens(tokens: Sequence[tuple[str, PieceKind]]) -> list[Json]:
 
 
 def added_token(id: int, text: str, *, special: bool) -> Json:
-    """Returns the `added_tokens` entry of one token that is recognised in a text before it is split."""
+    """Returns the `added_tokens` entry of a `tokenizer.json` for one token that is recognised in a text before it is
+    split."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {"id": id, "content": text, **flags, "special": special}
 
 
 def steps(vocabulary: Pieces) -> Json:
-    """Returns the normalizer, pre-tokenizer, model and decoder of a vocabulary, as in `tokenizer.json`."""
+    """Returns the normalizer, pre-tokenizer, decoder and model of a `tokenizer.json` for a vocabulary of SentencePiece
+    pieces, by field name."""
     before, cut = _spaces(vocabulary)
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if vocabulary.prefix else []
     back = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
@@ -111,7 +118,13 @@ def steps(vocabulary: Pieces) -> Json:
 
 
 def bpe(texts: Sequence[str], merges: list[list[str]], **more: Any) -> Json:
-    """Returns the BPE model of a `tokenizer.json`, which joins neighbouring tokens by a list of pairs."""
+    """Returns the model of a `tokenizer.json` for BPE, which joins neighbouring tokens by a list of pairs.
+
+    Args:
+        texts: the text of each token, by id.
+        merges: the pairs, the first to be joined first.
+        more: fields that differ from the usual ones.
+    """
     return {
         "type": "BPE",
         "dropout": None,
@@ -128,10 +141,13 @@ def bpe(texts: Sequence[str], merges: list[list[str]], **more: Any) -> Json:
 
 
 def byte_level(patterns: Sequence[str], model: Json, *, nfc: bool = False) -> Json:
-    """Returns the normalizer, pre-tokenizer, model and decoder of a vocabulary of bytes, as in `tokenizer.json`.
+    """Returns the normalizer, pre-tokenizer, decoder and model of a `tokenizer.json` for a vocabulary of bytes, by
+    field name.
 
     Args:
         patterns: regular expressions that cut words; each cuts the pieces that the ones before left whole.
+        model: the model, as `bpe` returns it.
+        nfc: whether texts are normalised to NFC.
     """
     cuts = [
         {"type": "Split", "pattern": {"Regex": each}, "behavior": "Isolated", "invert": False}
@@ -149,7 +165,7 @@ def byte_level(patterns: Sequence[str], model: Json, *, nfc: bool = False) -> Js
 
 
 def splits(ids: Mapping[Word, int]) -> Iterator[tuple[int, int, int]]:
-    """Yields the ids of (token, left part, right part) for every cut of a token into two tokens.
+    """Yields the ids of (token, left part, right part) for every way to cut a token into two tokens.
 
     A token of one letter again and again can be cut at every place, so a small file can make more than any memory
     holds: what is made is counted while it is made.

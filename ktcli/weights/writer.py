@@ -54,19 +54,20 @@ class FileWriter:
             self._beside.unlink(missing_ok=True)
 
     def write(self, part: memoryview | bytes) -> None:
-        """Appends `part` to the file; returns when the part before it is hashed and written."""
+        """Appends `part` to the file; returns when the part before it is hashed and written. `part` must not change
+        until the next call returns."""
         self.size_bytes += len(part)
         self._settle()
         self._part = [self._start(self._hash.update, part), self._start(self._put, part)]
         self._unflushed += len(part)
 
     def finish(self, wanted: str | None = None) -> str:
-        """Completes the file, flushes and renames it; returns its SHA-256.
+        """Completes the file: flushes it and gives it its name; returns its SHA-256, hexadecimal.
 
         Args:
             wanted: the SHA-256 that it must have; None: whatever it has.
         Raises:
-            BadPack: it has another one; what has its name stays.
+            BadPack: it has another one; a file that already has its name stays as it is.
         """
         self._settle()
         self._end_flush()
@@ -107,7 +108,8 @@ class FileWriter:
 
 @contextmanager
 def explained(what: str, folder: Path, need_bytes: Callable[[], int]) -> Iterator[None]:
-    """Opens a context in which an error of writing becomes one sentence about `what`.
+    """Opens a context in which an error of the system becomes a sentence for the user: `what` was being done in
+    `folder`, and what stopped it.
 
     Args:
         need_bytes: returns the bytes that are still to be written; called when the disk is full.

@@ -27,7 +27,9 @@ class JsonValue:
         self._in_text = self._escaped = False
 
     def take(self, text: str) -> int:
-        """Reads more text; returns the number of its characters that belong to the value. It begins with a bracket."""
+        """Reads the next piece of text; returns how many of its characters, from the start, belong to the JSON object
+        or list: all, unless that ends in it. The first piece begins with the opening bracket.
+        """
         at = 0
         while at < len(text) and not self.ended:
             if self._escaped:
@@ -52,7 +54,9 @@ class JsonValue:
 
 
 def calls_in(text: str) -> list[tuple[str, str]] | None:
-    """Returns the names and arguments of the calls in a text of JSON or Python; None: it is none."""
+    """Returns (tool name, arguments as JSON text) of each tool call in a text of JSON or of Python calls; None if the
+    text is neither, or something in it is not a call.
+    """
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -81,8 +85,9 @@ class _Literals(ast.NodeTransformer):
 
 
 def python_calls(text: str) -> list[tuple[str, str]] | None:
-    """Returns the names and arguments, as JSON, of the calls in a list or of one call; None: the text is something
-    else."""
+    """Returns (function name, arguments as the text of a JSON object) of each call in a Python call or a list of them;
+    None if the text is anything else.
+    """
     try:
         with warnings.catch_warnings():  # of odd escapes
             warnings.simplefilter("ignore")

@@ -51,7 +51,9 @@ class CallReader:
         self._value: PairValue | None = None
 
     def feed(self, text: str) -> list[Read]:
-        """Returns the texts and call events that a piece of the answer completes."""
+        """Reads a piece of the answer; returns what it completes, in order: texts (str) outside tool calls, and
+        `CallBegins`, `CallArguments` and `CallEnds` events.
+        """
         self._text += text
         while self._text and self._state():
             pass
@@ -59,7 +61,9 @@ class CallReader:
         return found
 
     def finish(self) -> list[Read]:
-        """Returns the texts and call events that were held back; no text follows. A call that is cut ends there."""
+        """Ends the answer; returns the texts (str) and call events that were held back. A tool call that is cut off
+        ends there.
+        """
         rest, self._text = self._text, ""
         if self._state == self._outside:
             self._say(rest)
@@ -71,7 +75,9 @@ class CallReader:
         return found
 
     def whole_calls_in(self, text: str) -> list[Read]:
-        """Returns the complete calls in a text, without the text around them."""
+        """Returns the events of the complete tool calls in a text, without the text around them; sets `calls` to their
+        number.
+        """
         reader = CallReader(self._style, self._tools)
         found = reader.feed(text)
         whole = {each.number for each in found if isinstance(each, CallEnds)}

@@ -62,21 +62,27 @@ class CallStyle:
 
     @property
     def sections(self) -> tuple[tuple[str, str], ...]:
-        """The marks around all calls: the documented ones, then those that models write in their place."""
+        """The (opening, closing) marks around all tool calls of an answer: the documented pair, then the pair that
+        models write in its place; empty where the style has none.
+        """
         return tuple(pair for pair in (self.section, self.misspelt) if pair[0])
 
     @property
     def opens(self) -> tuple[str, ...]:
-        """The marks with which calls begin."""
+        """The texts with which a tool call, or the section of all tool calls, begins."""
         return (self.begin, *(opening for opening, _ in self.sections))
 
     def value_end(self, key: str) -> str:
-        """Returns the mark that ends the value of a key."""
+        """Returns the text that marks the end of an argument's value; `key` is the argument's name, which some styles
+        repeat in it.
+        """
         return f"{self.value[1]}{key}>" if self.tagged else self.value[1]
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All marks, none of them empty."""
+        """The different texts that mark the parts of a tool call (call, name, section, key, value), none of them
+        empty.
+        """
         found = (self.begin, self.end, self.name_end, *self.section, *self.key, *self.value)
         return tuple(dict.fromkeys(mark for mark in found if mark))
 
@@ -175,5 +181,7 @@ GENERIC = CallStyle("generic", (), Arguments.OBJECT, "<tool_call>", "</tool_call
 
 
 def style_of(template: str) -> CallStyle | None:
-    """Returns the syntax of tool calls of a model with this chat template; None: it has none that is known."""
+    """Returns the syntax in which a model with this chat template (its source text) writes tool calls; None if the
+    template has the marks of no known syntax.
+    """
     return next((row for row in STYLES if all(mark in template for mark in row.told_by)), None)

@@ -24,7 +24,9 @@ class Tools:
 
     @classmethod
     def of(cls, tools: Sequence[Mapping[str, Any]]) -> Tools:
-        """Returns the tools of a request from their definitions in OpenAI's format."""
+        """Returns the tools of a request, each name with the schema of its parameters, from their definitions in
+        OpenAI's format.
+        """
         found: dict[str, Mapping[str, Any]] = {}
         for tool in tools:
             function = tool.get("function")
@@ -34,12 +36,12 @@ class Tools:
         return cls(found)
 
     def is_text(self, tool: str, key: str) -> bool:
-        """Returns whether a value can be nothing but a text."""
+        """Returns whether the argument `key` of a tool can only be a string: its schema allows no other type."""
         return self._types(tool, key) <= {"string"}
 
     def value(self, tool: str, key: str, text: str) -> Any:
-        """Returns a text as a value of the first type in the schema that accepts it; the last resort is the text
-        itself.
+        """Returns the value of a tool's argument that was given as text: decoded as JSON, or from Python's words, if
+        the result has a type that the argument's schema allows; else the text itself.
         """
         types = self._types(tool, key)
         if "string" in types and len(types) == 1:
@@ -53,7 +55,9 @@ class Tools:
         return text if types and not _is_one_of(found, types) else found
 
     def typed(self, tool: str, key: str, text: str) -> Any:
-        """Returns a text as a value of the type in the schema; the text if the schema has no type for it."""
+        """Returns the value of a tool's argument that was given as text, decoded to a type that the argument's schema
+        allows; the text itself if the schema names no type, or none fits.
+        """
         return self.value(tool, key, text) if self._types(tool, key) else text
 
     def _types(self, tool: str, key: str) -> set[str]:
@@ -77,7 +81,9 @@ class PairValue:
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """Returns the JSON that a piece of the value completes."""
+        """Adds a piece of an argument's text; returns the piece of its JSON encoding that is certain with it: empty
+        unless the value is a string that is passed on as it comes.
+        """
         self._held += text
         if not self._streams or not self._held:
             return ""
@@ -89,7 +95,7 @@ class PairValue:
         return lead + json.dumps(said)[1:-1]
 
     def finish(self) -> str:
-        """Returns the rest of the JSON; nothing of the value follows."""
+        """Ends the argument's text; returns the rest of its JSON encoding."""
         if self._streams:
             return '"' if self._begun else '""'
         text = self._held.removeprefix("\n").removesuffix("\n")
@@ -124,7 +130,9 @@ def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> set[str]:
 
 
 def referred(ref: str, root: Mapping[str, Any]) -> Any:
-    """Returns the part of a schema's document that a `$ref` points to; None: there is none."""
+    """Returns the part of the JSON schema document `root` that a `$ref` such as "#/$defs/x" points to; None if there
+    is none.
+    """
     at: Any = root if ref.startswith("#") else None
     for part in ref[1:].split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
@@ -138,7 +146,7 @@ _TYPES = {
 
 
 def type_of(value: Any) -> str:
-    """Returns the type of a value of JSON, as schemas call it."""
+    """Returns the JSON Schema name of a decoded JSON value's type, such as "integer" or "object"."""
     return _TYPES.get(type(value), "object")
 
 

@@ -42,16 +42,19 @@ class WantedCalls:
     free: bool = False
 
     def schema(self, tool: str) -> dict[str, Any]:
-        """Returns the schema of a tool's arguments in the form that is compiled; raises as `checked_schema`."""
+        """Returns the JSON schema of a tool's arguments, checked and rewritten for the grammar compiler; raises
+        UsageError as `checked_schema` does.
+        """
         where = f"{self.field}: the parameters of {tool[:60]}"
         return checked_schema({"type": "object", **self.tools.parameters[tool]}, where)
 
 
 def write_calls(writer: GrammarWriter, style: CallStyle, wanted: WantedCalls) -> str:
-    """Adds the rules of the calls to a grammar; returns the reference to them.
+    """Adds the rules of the tool calls that an answer may or must consist of to a grammar; returns the expression, in
+    Lark's notation, that matches them.
 
     Raises:
-        UsageError: a tool cannot be called so.
+        UsageError: this model cannot write a tool's name, or the schema of its arguments cannot be used.
     """
     made = _CallWriter(writer, style, wanted)
     rests = [made.rest(at, name) for at, name in enumerate(wanted.tools.parameters)]

@@ -50,7 +50,7 @@ def require_sound(form: Form) -> None:
     """Raises an error if no model's answer could be constrained to a form; to be called before a model is loaded.
 
     Raises:
-        UsageError: it is wrong, or beyond a limit.
+        UsageError: the form is wrong, or beyond a limit.
     """
     import llguidance
 
@@ -78,11 +78,13 @@ class GrammarConstraint:
 
     @property
     def ended(self) -> bool:
-        """Whether the answer is complete, and nothing but its end can follow."""
+        """Whether the answer is complete by its grammar, so that nothing but its end can follow."""
         return self.error is None and bool(self._matcher.is_stopped())
 
     def mask(self) -> NDArray[np.uint32]:
-        """Returns the bit mask of the ids that may come next; after an error, none may."""
+        """Returns the bit mask of the ids that may come next, uint32 [ceil(vocabulary / 32)], the lowest id in the
+        lowest bit; after an error, all are 0.
+        """
         if self.error is None:
             self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
             self._check()
@@ -95,7 +97,7 @@ class GrammarConstraint:
         return self._mask
 
     def take(self, id: int) -> None:
-        """Advances the grammar by an id of the answer."""
+        """Advances the grammar by an id of the answer; sets `error` if the answer cannot go on with it."""
         if self.error is None:
             self._matcher.consume_token(id)
             self._check()
@@ -121,7 +123,7 @@ class LateConstraint:
         self._made: GrammarConstraint | None = None
 
     def become(self, made: GrammarConstraint) -> None:
-        """Sets the compiled constraint; callable from any thread."""
+        """Sets the compiled constraint, which all other methods then use; callable from any thread."""
         self._made = made
 
     @property
@@ -131,16 +133,18 @@ class LateConstraint:
 
     @property
     def error(self) -> KtError | None:
-        """The reason why no id can follow any more; None: there is none, or the constraint is not compiled yet."""
+        """The reason why no id of the answer can follow any more; None if one can, or the constraint is not compiled
+        yet.
+        """
         return self._made.error if self._made else None
 
     @property
     def ended(self) -> bool:
-        """Whether the constraint is compiled and the answer complete."""
+        """Whether the constraint is compiled and the answer is complete by its grammar."""
         return self._made is not None and self._made.ended
 
     def mask(self) -> NDArray[np.uint32]:
-        """Returns the bit mask of the ids that may come next."""
+        """Returns the compiled constraint's bit mask of the ids that may come next, uint32 [ceil(vocabulary / 32)]."""
         return self._known.mask()
 
     def take(self, id: int) -> None:
@@ -172,7 +176,7 @@ class GrammarCompiler:
 
     @classmethod
     def of(cls, answers: AnswerFormat, size: int) -> GrammarCompiler:
-        """Returns the compiler for a model with this answer format, whose logits have `size` columns."""
+        """Returns the grammar compiler for a model with this answer format, whose logits have `size` columns."""
         texts = answers.texts
         return cls(texts.tokenizer, texts.stop_ids, size, Frame.of(answers.template))
 
@@ -181,7 +185,9 @@ class GrammarCompiler:
         return Threads(2, "kt-grammar")
 
     def prepare(self) -> Future[None]:
-        """Starts reading the vocabulary on another thread, if that is not done; returns a future that is done then."""
+        """Starts reading the model's vocabulary on another thread, if that is not done; returns a future that is done
+        then.
+        """
         return self._workers.submit(self._read)
 
     def ask(self, compile: Callable[[], T]) -> Future[T]:
@@ -191,7 +197,8 @@ class GrammarCompiler:
     def constraints(
         self, shape: Shape, style: CallStyle | None, prompt: str | None, count: int = 1
     ) -> list[GrammarConstraint]:
-        """Returns the constraints of `count` answers; the other arguments are those of `grammar_of`.
+        """Returns the grammar constraints of `count` answers, each with a state of its own; the other arguments are
+        those of `grammar_of`.
 
         Raises:
             UsageError: the shape is wrong, or beyond a limit.
@@ -229,7 +236,8 @@ class GrammarCompiler:
         )
 
     def constraint(self, wanted: AnswerConstraint) -> GrammarConstraint:
-        """Returns the constraint of an answer, advanced by the ids that the prompt already has of it.
+        """Returns the grammar constraint of an answer, advanced by those ids of the answer that the prompt already
+        has.
 
         Raises:
             UsageError: as `constraints`.
@@ -240,7 +248,7 @@ class GrammarCompiler:
         return made
 
     def close(self) -> None:
-        """Ends its threads; grammars that they are compiling are discarded."""
+        """Ends the compiler's threads; grammars that they are compiling are discarded."""
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     def _read(self) -> None:

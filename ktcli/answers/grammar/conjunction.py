@@ -76,10 +76,11 @@ class Conjunctions:
         self._looked = 0  # at parts
 
     def whole(self) -> Joined:
-        """Returns what the document says.
+        """Returns the document's schema with references, `allOf` and words beside choices merged into one schema per
+        value: a `Joined`, whose `said` is the merged schema with others of its class in the places of subschemas.
 
         Raises:
-            NotKnown: it cannot be said.
+            NotKnown: something in it is no schema, leads nowhere or cannot be merged, or there is too much of it.
         """
         found = self.join([self._root])
         while self._left:
@@ -98,7 +99,9 @@ class Conjunctions:
         return found
 
     def join(self, schemas: Sequence[Any]) -> Joined | bool:
-        """Returns the one schema for several; what it says is known later."""
+        """Returns one schema of the values that fit all of some schemas: a `Joined`, whose `said` is filled in later;
+        True if any value fits, False if none does.
+        """
         parts = self._parts(schemas)
         return False if parts is None else self._joined(parts)
 

@@ -36,7 +36,8 @@ Held = Mapping[str, tuple[bytes, ...] | None]
 
 
 def held_arrays(schema: Mapping[str, Any], field: str = "the schema") -> Held:
-    """Returns the arrays of a schema that have unique items.
+    """Returns the arrays of a JSON schema that must have unique items: for each property that holds such an array
+    ("*": any property, "": none) the JSON texts that its items may be, or None if these are not listed.
 
     Args:
         field: what errors call it.
@@ -71,8 +72,8 @@ def held_arrays(schema: Mapping[str, Any], field: str = "the schema") -> Held:
 
 
 def without_unique(schema: Mapping[str, Any]) -> Any:
-    """Returns a schema without `uniqueItems`; an array whose items come from a list has at most as many items as
-    that.
+    """Returns a JSON schema without `uniqueItems`; an array whose items come from a list gets a `maxItems` of at most
+    the length of that list.
     """
     lists = _ListedItems(schema)
 
@@ -201,7 +202,9 @@ class DistinctItems:
         self.repeated = False
 
     def take(self, id: int) -> None:
-        """Reads the next id."""
+        """Reads the next id of the answer, to note the items of its arrays; sets `repeated` if an array has an item
+        twice.
+        """
         data = self._table.tokens[id].removeprefix(SPECIAL)
         if self._begin_mark and not self._text and data.strip() == self._begin_mark:
             self._inside = True
@@ -216,7 +219,7 @@ class DistinctItems:
             self._read(byte)
 
     def limit(self, mask: NDArray[np.uint32]) -> None:
-        """Removes from a mask the ids with which an item would be in its array twice."""
+        """Clears in a bit mask of ids (uint32, one bit per id) those with which an array would have an item twice."""
         for frame in self._stack:
             if not frame.held or not frame.items:
                 continue

@@ -38,7 +38,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 def complement(ranges: Ranges) -> Ranges:
-    """Returns all other letters."""
+    """Returns the code points outside the given ones, both as sorted (first, last) ranges."""
     found, at = [], 0
     for low, high in ranges:
         if low > at:
@@ -48,7 +48,9 @@ def complement(ranges: Ranges) -> Ranges:
 
 
 def union(ranges: Sequence[tuple[int, int]]) -> Ranges:
-    """Returns the letters that are in any of some ranges, which may overlap."""
+    """Returns the code points that are in any of some (first, last) ranges, which may overlap, as sorted, separate
+    ranges.
+    """
     found: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if found and low <= found[-1][1] + 1:
@@ -59,7 +61,7 @@ def union(ranges: Sequence[tuple[int, int]]) -> Ranges:
 
 
 def common(one: Ranges, other: Ranges) -> Ranges:
-    """Returns the letters that are in both."""
+    """Returns the code points that are in both of two sets, as sorted (first, last) ranges."""
     pairs = ((max(a, c), min(b, d)) for a, b in one for c, d in other)
     return tuple(sorted(pair for pair in pairs if pair[0] <= pair[1]))
 
@@ -125,7 +127,8 @@ Items = tuple[Any, ...]
 
 
 def ways_of(pattern: str) -> list[Items]:
-    """Returns the sequences of which a pattern is a choice; choices with anchors in them are multiplied out.
+    """Returns the alternatives of a regular expression, each a sequence of letter ranges, `Repeat`, `Assertion`, BEGIN
+    and END; choices with anchors in them are multiplied out.
 
     Raises:
         Unknown: it has something that is not read.
@@ -216,7 +219,7 @@ def _kept(ways: list[Items]) -> list[Items]:
 
 
 def has_places(items: Items) -> bool:
-    """Returns whether items say something about places."""
+    """Returns whether a sequence of a regular expression's items has an anchor, lookaround or word boundary in it."""
     return any(
         item in (BEGIN, END)
         or isinstance(item, Assertion)
@@ -258,7 +261,7 @@ _OPPOSITE = {
 
 
 def text_of(items: Items) -> str:
-    """Returns a sequence as a pattern."""
+    """Returns a sequence of a regular expression's items as the text of a regular expression."""
     return "".join(map(_item_text, items))
 
 

@@ -54,14 +54,14 @@ class Form:
 
     @classmethod
     def of_object(cls, field: str) -> Form:
-        """Returns any JSON object."""
+        """Returns the form of a text that is any JSON object; `field` is what errors call it."""
         return cls(Notation.SCHEMA, {"type": "object"}, field)
 
     def part(self, name: str) -> Part:
-        """Returns the form as one of llguidance's grammars.
+        """Returns the form as one of llguidance's grammars: a dict with this name and its Lark grammar or JSON schema.
 
         Raises:
-            UsageError: it is none, or beyond a limit.
+            UsageError: it is not valid in its notation, or beyond a limit.
         """
         if self.notation is Notation.SCHEMA:
             return schema_part(without_unique(self._schema()), name)
@@ -75,7 +75,8 @@ class Form:
 
     @property
     def held(self) -> Held:
-        """The arrays that must have unique items, which the grammar cannot express.
+        """The arrays that must have unique items, which the grammar cannot express: property names with the JSON texts
+        that their items may be (None: not listed); empty if there are none.
 
         Raises:
             UsageError: as `part`.
@@ -122,7 +123,7 @@ def _read(text: str, field: str) -> Any:
 
 
 def schema_part(schema: dict[str, Any], name: str) -> Part:
-    """Returns JSON of a checked schema as one of llguidance's grammars."""
+    """Returns llguidance's grammar, as a dict of this name, of the JSON texts that fit a checked schema."""
     return {"name": name, "json_schema": {**schema, "x-guidance": _JSON}}
 
 

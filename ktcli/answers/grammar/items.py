@@ -17,7 +17,7 @@ _MOST_ITEMS = 64  # that are said one by one
 def merged_items(
     parts: Sequence[Mapping[str, Any]], join: Join, negated: Callable[[Any], Any]
 ) -> list[dict[str, Any]]:
-    """Returns schemas of arrays, each of which fits some parts of a schema.
+    """Returns schemas of arrays to choose from: an array that fits one of them fits all of `parts`.
 
     Args:
         negated: returns a schema of values that another one does not have; None: none are known.

@@ -32,7 +32,7 @@ class Joined:
 
 
 def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the types that a schema names, all if it names none; integers are numbers, too."""
+    """Returns the JSON types that a schema's `type` names, all if it has none; there "number" includes integers."""
     said = schema.get("type")
     if said is None:
         return JSON_KINDS
@@ -42,13 +42,15 @@ def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
 def count_limits(
     parts: Sequence[Mapping[str, Any]], least: str, most: str
 ) -> tuple[int, int | None]:
-    """Returns the closest limits that some parts of a schema say by these two words; None: no upper one."""
+    """Returns the highest lower limit (0: there is none) and the lowest upper limit (None: there is none) that some
+    schemas set by two words, such as "minItems" and "maxItems".
+    """
     lowest = max((part.get(least, 0) for part in parts), default=0)
     return lowest, min((part[most] for part in parts if most in part), default=None)
 
 
 def common_types(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
-    """Returns the types of the values that have one of some types, and one of others."""
+    """Returns the JSON types of the values that have a type in each of two sets of types; integers are numbers, too."""
     both = set(one & other)
     for mine, theirs in ((one, other), (other, one)):
         if "integer" in mine and "number" in theirs:
@@ -57,12 +59,12 @@ def common_types(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
 
 
 def shared_types(schemas: Iterable[Mapping[str, Any]]) -> frozenset[str]:
-    """Returns the types of the values that have one of the types of each schema."""
+    """Returns the JSON types of the values that have one of the types of each of some schemas."""
     return reduce(common_types, map(types_of, schemas), JSON_KINDS)
 
 
 def is_possible(schema: Any) -> bool:
-    """Returns whether a schema has a value, as far as it is known of those in it."""
+    """Returns whether any value may fit a schema, as far as this is known of the schemas in it."""
     if isinstance(schema, bool):
         return schema
     if isinstance(schema, Joined):
@@ -76,7 +78,9 @@ def is_possible(schema: Any) -> bool:
 
 
 def possible_types(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the types of which a schema has values, as far as it is known."""
+    """Returns the JSON types of the values that may fit a schema, as far as is known: types that its limits exclude
+    are left out.
+    """
     impossible = {"object": _no_object, "array": _no_array, "string": _no_string}
     return frozenset(
         kind for kind in types_of(schema) if kind not in impossible or not impossible[kind](schema)
@@ -110,7 +114,9 @@ def _no_string(schema: Mapping[str, Any]) -> bool:
 
 
 def fits_scalars(value: Any, kinds: frozenset[str], said: Sequence[Mapping[str, Any]]) -> bool:
-    """Returns whether a value has one of some types, and fits what is said of texts and numbers, as far as known."""
+    """Returns whether a JSON value has one of some types and, if it is a text or a number, fits the limits and
+    patterns of all schemas in `said`, as far as these are known.
+    """
     if isinstance(value, bool) or value is None:
         return ("null" if value is None else "boolean") in kinds
     if isinstance(value, (int, float)):
@@ -140,10 +146,12 @@ def _matches(said: Mapping[str, Any], text: str) -> bool:
 
 
 def listed_in(schema: Mapping[str, Any]) -> Any:
-    """Returns the values that a schema lists, which should be a list; None: it lists none."""
+    """Returns the values that a schema lists: its `const` in a list, or its `enum`, which should be a list; None if it
+    has neither.
+    """
     return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
 def names_in(said: Any) -> list[str]:
-    """Returns the names in a list; there are none in what is no list."""
+    """Returns the strings in a list; none if `said` is not a list."""
     return [each for each in said if isinstance(each, str)] if isinstance(said, list) else []

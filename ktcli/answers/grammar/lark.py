@@ -29,43 +29,45 @@ class GrammarWriter:
         self._parts: list[Part] = []
 
     def rule(self, name: str, body: str, options: str = "") -> str:
-        """Adds a rule and returns its name."""
+        """Adds a rule to the grammar, in place of an earlier one of its name; returns its name."""
         self._rules[f"{name}{options}"] = body
         return name
 
     def part(self, part: Part) -> str:
-        """Adds a grammar and returns the reference to it."""
+        """Adds a further grammar of llguidance; returns the reference to it, "@" and its name."""
         self._parts.append(part)
         return f"@{part['name']}"
 
     def schema(self, schema: dict[str, object], name: str) -> str:
-        """Adds JSON of a checked schema and returns the reference to it."""
+        """Adds a grammar of the JSON texts that fit a checked schema; returns the reference to it, "@" and its name."""
         return self.part(schema_part(schema, name))
 
     def special(self, word: str) -> str:
-        """Returns a special token, empty if there is none of this name."""
+        """Returns the grammar symbol of a special token, `<[id]>`; empty if the tokenizer has none of this text."""
         id = self._special.get(word)
         return "" if id is None else f"<[{id}]>"
 
     def token(self, word: str) -> str:
-        """Returns an added token, special or not, which is not spelled; empty if there is none of this name."""
+        """Returns the grammar symbol of an added token, special or not, `<[id]>`; empty if the tokenizer has none of
+        this text.
+        """
         id = next((token.id for token in self._added if token.text == word), None)
         return "" if id is None else f"<[{id}]>"
 
     def opening(self, mark: str) -> str:
-        """Returns the symbol for a mark that is a token or begins with a special one; empty if the mark would be
-        spelled.
+        """Returns the grammar symbols for a mark that is an added token or begins with a special one; empty if the
+        mark is encoded as ordinary text.
         """
         spelled = self.text(mark)
         return self.token(mark) or (spelled if spelled.startswith("<[") else "")
 
     def text(self, text: str) -> str:
-        """Returns the symbols for a text, special tokens in it as such; empty for an empty one."""
+        """Returns the grammar symbols that match a text, special tokens in it as `<[id]>`; empty for an empty text."""
         return " ".join(each for each, _ in self._pieces(text))
 
     def until(self, mark: str, name: str, but: str = "") -> str:
-        """Returns the symbols for any text and the mark behind it; the text holds neither the mark nor `but`. Adds
-        rules that begin with `name`.
+        """Adds rules, whose names begin with `name`, for any text up to and with `mark`; before that, the text holds
+        neither the mark nor `but`. Returns the name of the rule to use.
         """
         pieces = self._pieces(mark)
         if all(plain for _, plain in pieces):
@@ -82,9 +84,7 @@ class GrammarWriter:
         return self.rule(name, f"{name.upper()}{'' if before else '?'} {rest_}")
 
     def without(self, marks: Iterable[str], name: str) -> str:
-        """Adds a rule of this name for any text, of one letter at least, that holds none of some marks; returns its
-        reference.
-        """
+        """Adds a rule for any text of at least one letter that holds none of some marks; returns its name."""
         plain = [f" & ~/{ANY}{_escaped(mark)}{ANY}/" for mark in marks if self._is_plain(mark)]
         return self.rule(name, f"/(?s:.+)/{''.join(plain)}")
 
@@ -93,7 +93,7 @@ class GrammarWriter:
         return bool(mark) and all(plain for _, plain in self._pieces(mark))
 
     def whole(self, start: str) -> str:
-        """Returns the finished grammar in llguidance's format."""
+        """Returns the finished grammar as JSON text in llguidance's format; `start` is the body of its first rule."""
         rules = "\n".join(f"{name}: {body}" for name, body in self._rules.items())
         first = {"lark_grammar": f"start: {start}\n{rules}\n"}
         return json.dumps({"grammars": [first, *self._parts]})
@@ -110,7 +110,7 @@ class GrammarWriter:
 
 
 def optional_line() -> str:
-    """Returns the symbol for an optional newline."""
+    """Returns the grammar symbol that matches a newline or nothing."""
     return f"{_LINE}?"
 
 

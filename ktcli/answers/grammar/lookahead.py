@@ -38,8 +38,9 @@ _MOST_LETTERS = 100  # of a word, each of whose beginnings is written out
 
 
 def without_lookaheads(schema: Any) -> Any:
-    """Returns a schema with equal patterns that have no lookaheads, where such patterns exist, and else with narrower
-    ones."""
+    """Returns a JSON schema whose patterns have no lookaheads: in their place stand equal patterns where these are
+    known, else narrower ones; a pattern of which neither is known stays.
+    """
     narrowing = Narrowing()
     return rewritten(schema, lambda found, _: _without_lookaheads(found, narrowing))
 
@@ -135,7 +136,7 @@ def _others_than(body: str) -> list[str]:
 
 
 def other_texts(texts: Sequence[str]) -> str:
-    """Returns a pattern of all texts but some; empty: it would be too long."""
+    """Returns a regular expression that matches all texts except those given; empty if it would be too long."""
     if max(map(len, texts)) > _MOST_LETTERS or sum(map(len, texts)) > _MOST_CHARS:
         return ""
     return f"^(?:{_behind(sorted(set(texts)), 0)})"
@@ -156,7 +157,9 @@ def _behind(texts: Sequence[str], at: int) -> str:
 
 
 def other_than(body: str) -> str:
-    """Returns a pattern of texts whose beginning does not match another; empty: it is not known."""
+    """Returns a regular expression that matches texts whose beginning does not match the expression `body`; empty if
+    none is known.
+    """
     if found := _REPEATED.fullmatch(body):
         outside = _outside(found[1])
         return outside if found[2] == "*" else f"^$|{outside}"

@@ -39,9 +39,9 @@ _NOTES = frozenset({"$comment", "description", "title", "type"})  # beside what 
 
 
 def meant_schema(schema: Mapping[str, Any]) -> Any:
-    """Returns an equivalent schema in the spelling that is compiled: 2.0 is 2, names that are limited to some are
-    properties of these names; keywords without effect are dropped, such as null values, formats that nobody checks,
-    `then` without `if`.
+    """Returns an equivalent JSON schema in the spelling that the grammar compiler takes: 2.0 is 2, names that are
+    limited to some are properties of these names; keywords without effect are dropped, such as null values, formats
+    that nobody checks, `then` without `if`.
     """
     found = _meant(schema, _Document(schema))
     draft = _draft(found.pop("$schema", None))
@@ -95,7 +95,8 @@ def _meant(schema: Any, whole: _Document) -> Any:
 def rewritten(
     schema: Any, change: Callable[[dict[str, Any], Mapping[str, Any]], dict[str, Any]]
 ) -> Any:
-    """Returns a schema in which each schema is changed, inner ones first; properties may have the names of words.
+    """Returns a copy of a JSON schema in which each schema is replaced by what `change` returns, inner ones first;
+    properties may have the names of words.
 
     Args:
         change: returns what stands for a schema; is given it with its parts changed, its own to change, and as it was.
@@ -178,7 +179,9 @@ def _name_properties(schema: dict[str, Any], whole: _Document) -> None:
 
 
 def followed(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the schema that a `$ref` inside the document points to; the schema itself if it has none."""
+    """Returns the schema that a `$ref` to a place in the document `root` leads to; the schema itself if it has no
+    reference, and {} if that leads to no object.
+    """
     for _ in range(_REFS):
         ref = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(ref, str):

@@ -22,7 +22,9 @@ _NAME_WORDS = frozenset({"type", "pattern", "minLength", "maxLength", "enum", "c
 
 
 def merged_members(parts: Sequence[Mapping[str, Any]], join: Join) -> list[dict[str, Any]]:
-    """Returns schemas of objects, each of which fits some parts of a schema."""
+    """Returns schemas of objects to choose from: an object that fits one of them fits all of `parts`; `join` merges
+    the schemas of one member.
+    """
     patterns = _patterns(parts, join)
     found: dict[str, Any] = {}
     names = dict.fromkeys(name for part in parts for name in part.get("properties", ()))

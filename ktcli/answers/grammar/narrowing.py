@@ -51,7 +51,9 @@ class Narrowing:
         self._looks, self._tries = _MOST_LOOKS, _MOST_TRIES
 
     def is_compiled(self, schema: Mapping[str, Any]) -> bool:
-        """Returns whether the patterns and lengths of a text are compiled as they are."""
+        """Returns whether the grammar compiler takes the patterns and lengths of a string's schema as they are; True
+        without a look once too many were looked at.
+        """
         text = json.dumps(schema)
         if not _DOUBTFUL.search(text):
             return True
@@ -59,7 +61,9 @@ class Narrowing:
         return self._looks < 0 or _is_compiled(text)
 
     def narrowed(self, pattern: str, least: int = 0, most: int | None = None) -> str:
-        """Returns what `narrowed` does, or nothing."""
+        """Returns a regular expression that the grammar compiler takes and that matches only texts of `pattern` of
+        `least` to `most` letters; empty if none is known, or too many were asked for.
+        """
         self._tries -= 1
         return narrowed(pattern, least, most) if self._tries >= 0 else ""
 
@@ -75,8 +79,9 @@ def _is_compiled(schema: str) -> bool:
 
 @lru_cache(1024)
 def narrowed(pattern: str, least: int = 0, most: int | None = None) -> str:
-    """Returns a pattern of some of the texts of another one, of so many letters, in a form that is compiled; empty:
-    none is known."""
+    """Returns a regular expression that the grammar compiler takes and that matches only texts of `pattern`, not
+    necessarily all, of `least` to `most` letters (None: any number); empty if none is known.
+    """
     if len(pattern) > _MOST_CHARS:
         return ""
     try:

@@ -53,7 +53,9 @@ class Negation:
         self._same: dict[str, Any] = {}
 
     def positive(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a schema without `not`, `if` and dependencies of its own, where that can be said."""
+        """Returns a JSON schema whose own `not`, `if` and dependencies are replaced by schemas in `allOf` where such
+        are known; it allows no other values, but maybe fewer.
+        """
         found, more = dict(schema), list[Any]()
         if "not" in found and self._add(more, self.negated(found["not"])):
             del found["not"]
@@ -69,14 +71,16 @@ class Negation:
         return found
 
     def negated(self, schema: Any, depth: int = 0) -> Any:
-        """Returns a schema of values that another one does not have, `False` if it has all; None: none are known."""
+        """Returns a JSON schema of values that do not fit another one, perhaps not of all; `False` if every value fits
+        that; None if no such schema is known.
+        """
         if (key := (id(schema), depth)) not in self._known:
             # With the schema, so that its id stays its own.
             self._known[key] = schema, self._negated(schema, depth)
         return self._known[key][1]
 
     def having(self, name: str) -> Any:
-        """Returns the schema of objects with a property."""
+        """Returns the JSON schema of objects that have a property of this name."""
         return self._once({"type": "object", "required": [name]})
 
     def _once(self, schema: Any) -> Any:

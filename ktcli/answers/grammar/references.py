@@ -21,7 +21,7 @@ class References:
         self._root = root
 
     def target(self, ref: str, at: Mapping[str, Any]) -> Any:
-        """Returns the schema that a `$ref` in a schema of the document points to; None: there is none."""
+        """Returns the schema that a `$ref` in the schema `at` of the document points to; None if there is none."""
         base, by_address, _ = self._known
         address, fragment = urldefrag(urljoin(base.get(id(at), ""), ref))
         whole = by_address.get(address)

@@ -33,9 +33,9 @@ _NAMES = 8  # that tell two objects apart
 
 
 def checked_schema(schema: Any, field: str) -> dict[str, Any]:
-    """Returns a schema in the form that is compiled: within limits, with `anyOf` for each `oneOf` whose branches
-    exclude each other, and closed to properties that it does not name unless it allows them: some models would not come
-    to an end.
+    """Returns a JSON schema, rewritten for the grammar compiler: within limits, with `anyOf` for each `oneOf` whose
+    branches exclude each other, and closed to properties that it does not name unless it allows them: some models
+    would not come to an end.
 
     Args:
         field: what errors call it.

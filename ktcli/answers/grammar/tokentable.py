@@ -38,12 +38,14 @@ class TokenIndex:
         self._texts, self._ids = [text for text, _ in pairs], [id for _, id in pairs]
 
     def beginning(self, start: bytes) -> list[int]:
-        """Returns the ids of the tokens that begin with a text."""
+        """Returns the ids of the indexed tokens whose bytes begin with these."""
         first, end = self._range(start)
         return self._ids[first:end]
 
     def ending(self, number: bytes) -> list[int]:
-        """Returns the ids of the tokens that begin with the rest of a number and continue with something else."""
+        """Returns the ids of the indexed tokens that begin with these bytes, the rest of a number, and go on with a
+        byte that no number has.
+        """
         if not number:
             return self._others
         first, end = self._range(number)
@@ -75,14 +77,18 @@ class TokenTable:
         self._indexes: dict[tuple[TokenPart, bool], TokenIndex] = {}
 
     def text(self, id: int, part: TokenPart) -> bytes:
-        """Returns the bytes of a part of a token."""
+        """Returns the bytes of a token that belong to a value: all, or those without the blanks between values, or
+        without these and a leading comma, as `part` says.
+        """
         if part is TokenPart.ALL:
             return self.tokens[id]
         text = self._without_blanks(id)
         return text.lstrip(b",") if part is TokenPart.NEXT else text
 
     def index(self, part: TokenPart, *, ends_number: bool) -> TokenIndex:
-        """Returns the tokens that can end a number, or a text, indexed by their parts."""
+        """Returns an index, by the bytes of this part, of the tokens that have a byte with which a number can end, or
+        else a quotation mark, with which a string can.
+        """
         found = self._indexes.get((part, ends_number))
         if found is None:
             marks = _ENDS if ends_number else b'"'

@@ -64,7 +64,8 @@ class _Tokens:
 def read_vocabulary(
     tokenizer: Tokenizer, stop_ids: Collection[int], size: int
 ) -> llguidance.LLTokenizer:
-    """Returns a tokenizer for masks of `size` ids; it takes a second for 130,000 tokens.
+    """Returns llguidance's tokenizer for a model's vocabulary, for masks of `size` ids; making it takes a second for
+    130,000 tokens.
 
     Raises:
         UsageError: no token of the vocabulary ends an answer.
@@ -78,7 +79,8 @@ def read_vocabulary(
 
 
 def token_bytes(tokenizer: Tokenizer, stop_ids: Collection[int], size: int) -> list[bytes]:
-    """Returns the bytes of each id; those of special tokens have a byte before them that no text has.
+    """Returns the bytes of each id from 0 to `size` - 1; those of special tokens begin with 0xFF, a byte that no text
+    has.
 
     Raises:
         UsageError: no token of the vocabulary ends an answer.

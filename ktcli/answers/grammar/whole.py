@@ -31,7 +31,9 @@ class Frame:
 
     @classmethod
     def of(cls, answers: Answers | None) -> Frame:
-        """Returns the marks of answers that the model's own template recognises; None: it has none."""
+        """Returns the marks around the thoughts and the text of a model's answers: those of its response template, or
+        the usual ones if `answers` is None.
+        """
         if answers is None:
             return USUAL
         needed = answers.template.field(FieldRole.ANSWER) is not answers.template.rest
@@ -56,18 +58,20 @@ class Shape:
 
     @property
     def field(self) -> str:
-        """The name of the form in error messages."""
+        """The name of the requested form, or of the requested calls, in error messages."""
         if self.form is not None:
             return self.form.field
         return self.calls.field if self.calls is not None else "the form"
 
     @property
     def free(self) -> bool:
-        """Whether an answer may be any text."""
+        """Whether an answer may be any text: no form is requested, and no call is required."""
         return self.form is None and (self.calls is None or self.calls.free)
 
     def holds(self, style: CallStyle | None) -> bool:
-        """Returns whether a model that writes calls so is held to anything."""
+        """Returns whether these requirements constrain the answers of a model that writes tool calls in this style
+        (None: in none that is known).
+        """
         return not self.free or (style is not None and not style.bare)
 
 
@@ -78,7 +82,8 @@ def grammar_of(
     prompt: str | None,
     frame: Frame = USUAL,
 ) -> str:
-    """Returns the grammar of an answer, in llguidance's format.
+    """Returns the grammar of a whole answer, its thoughts and then the requested form or calls, as JSON text in
+    llguidance's format.
 
     Args:
         style: how the model writes calls; None: in no way that is known.

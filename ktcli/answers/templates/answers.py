@@ -44,10 +44,11 @@ class Answers:
         stop_ids: Collection[int],
         known: CallStyle | None,
     ) -> Answers:
-        """Returns the answers of a model with these texts.
+        """Returns how a model's answers are parsed: by its answer template, and with the special and stop tokens of
+        its tokenizer.
 
         Args:
-            known: the style that its chat template tells.
+            known: the style of tool calls that its chat template tells; None: none.
         """
         special = [token for token in tokenizer.added if token.special]
         calls = template.field(FieldRole.CALLS)
@@ -63,28 +64,32 @@ class Answers:
 
     @property
     def has_thoughts(self) -> bool:
-        """Whether the template tells thoughts from the text for the reader."""
+        """Whether the answer template has a field for thoughts, apart from the text for the user."""
         return self.template.field(FieldRole.THOUGHT) is not None
 
     @property
     def has_calls(self) -> bool:
-        """Whether the template reads calls of tools."""
+        """Whether the answer template has a field for tool calls."""
         return self.template.field(FieldRole.CALLS) is not None
 
     @property
     def thought(self) -> tuple[str, str]:
-        """The marks around a thought; empty where there is none, or none that is simple."""
+        """The (opening, closing) texts around a thought; both empty if the template has no thoughts, or no simple
+        marks for them.
+        """
         return _around(self.template.field(FieldRole.THOUGHT))
 
     @property
     def answer(self) -> tuple[str, str]:
-        """The marks around the text for the reader; empty where it needs none, or none that is simple."""
+        """The (opening, closing) texts around the text for the user; both empty if it needs none, or has no simple
+        ones.
+        """
         found = self.template.field(FieldRole.ANSWER)
         return _around(found) if found is not self.template.rest else ("", "")
 
     def ending(self, last: Field | None) -> str:
-        """Returns the stop token that the parsing of a field needs and the engine did not pass on; empty: it needs
-        none.
+        """Returns the text of the stop token that closes a field, since the engine does not pass it on and parsing the
+        field needs it; empty if the field needs none.
         """
         words = () if last is None or last is self.template.rest else last.words
         return next((text for text in self.endings if _is_in(text, words)), "")
@@ -108,10 +113,11 @@ def _is_in(text: str, words: Collection[str]) -> bool:
 
 
 def calls_of(value: Any) -> list[Mapping[str, Any]]:
-    """Returns the functions that a value calls, each with its name.
+    """Returns the functions that a decoded JSON value calls, one call or a list of them: each a dict with its `name`,
+    its `id` (empty if it has none) and its other keys, such as `arguments`.
 
     Raises:
-        ValueError: it is no call.
+        ValueError: something in it is not a call.
     """
     found: list[Mapping[str, Any]] = []
     for row in value if isinstance(value, list) else [value]:

@@ -51,7 +51,9 @@ class FieldContent:
 
     @property
     def is_plain_json(self) -> bool:
-        """Whether the text is JSON as it stands."""
+        """Whether the field's text is standard JSON: without other marks of strings, bare keys, or plain text in its
+        place.
+        """
         return self.kind == "json" and not (self.texts or self.bare_keys or self.any_text)
 
 
@@ -112,10 +114,11 @@ def _separator(value: Any) -> str:
 
 
 def value_of(text: str, content: FieldContent) -> Any:
-    """Returns the value of a field's text by its content type.
+    """Returns the value of a field's text by its content type: a str, int, float or bool, a decoded JSON value, or a
+    dict of pairs.
 
     Raises:
-        ValueError: nothing.
+        ValueError: the text has no such value.
     """
     match content.kind:
         case "text":
@@ -188,11 +191,11 @@ class PairReader:
         self._content, self._finder = content, Finder(content.tag)
 
     def feed(self, text: str) -> list[tuple[str, Any]]:
-        """Returns the pairs that a piece of text completes."""
+        """Adds a piece of text; returns the (key, value) pairs that it completes."""
         return [self._pair(found.groups) for found in self._finder.feed(text)]
 
     def finish(self) -> list[tuple[str, Any]]:
-        """Ends the text; returns the remaining pairs."""
+        """Ends the text; returns the remaining (key, value) pairs."""
         return [self._pair(found.groups) for found in self._finder.finish()]
 
     def _pair(self, groups: Mapping[str, str]) -> tuple[str, Any]:
@@ -226,10 +229,10 @@ def _lines(text: str, content: FieldContent) -> dict[str, Any]:
 
 
 def check_shape(shape: Any) -> None:
-    """Raises BadCheckpoint if a text in a shape is only partly a placeholder.
+    """Raises an error if a string in a field's `transform` has a placeholder, `{name}`, beside other text.
 
     Raises:
-        ValueError: it has one.
+        ValueError: one has.
     """
     if isinstance(shape, (dict, list)):
         for part in shape.values() if isinstance(shape, dict) else shape:
@@ -241,10 +244,11 @@ def check_shape(shape: Any) -> None:
 
 
 def shaped(shape: Any, names: Mapping[str, Any]) -> Any:
-    """Returns a shape with its placeholders replaced by values.
+    """Returns a copy of a field's `transform` in which each string that is a placeholder, `{name}`, is replaced by its
+    value; `{a.b}` is the value of b in that of a.
 
     Raises:
-        ValueError: a name means nothing.
+        ValueError: a placeholder has no value in `names`.
     """
     if isinstance(shape, dict):
         return {key: shaped(part, names) for key, part in shape.items()}

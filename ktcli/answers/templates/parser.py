@@ -82,7 +82,7 @@ class AnswerParser:
 
     @property
     def field(self) -> Field | None:
-        """The field that the next character belongs to, if no mark begins with it."""
+        """The field to which the answer's next character belongs, if no mark begins with it; None: to none."""
         return self._field
 
     def prime(self, prompt: str) -> None:
@@ -92,14 +92,18 @@ class AnswerParser:
         self.feed(begun)
 
     def feed(self, text: str) -> list[Event]:
-        """Adds a piece of the answer; returns the events that it completes."""
+        """Adds a piece of the answer; returns the events that are certain with it: fields that open and close, and
+        pieces of their text.
+        """
         for at in range(0, len(text), _SLICE):
             self._text += text[at : at + _SLICE]
             self._read(ended=False)
         return self._told()
 
     def finish(self) -> list[Event]:
-        """Ends the text, and a field that is open; returns the events that were held back."""
+        """Ends the answer, and a field that is open; returns the events that were held back: fields that open and
+        close, and pieces of their text.
+        """
         self._read(ended=True)
         self._close("")
         return self._told()

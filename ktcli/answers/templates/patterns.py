@@ -96,12 +96,14 @@ class Pattern:
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> Pattern:
-        """Returns the pattern that matches any of some texts, the longest one first."""
+        """Returns the pattern that matches any of some literal texts, the longest that fits."""
         longest = sorted(dict.fromkeys(texts), key=len, reverse=True)
         return cls("|".join(map(re.escape, longest)))
 
     def groups(self, match: Match, text: Callable[[int, int], str]) -> dict[str, str]:
-        """Returns the named groups that are part of a match; `text` returns the characters between two positions."""
+        """Returns the text of each named group that is part of a match, by its name; `text` returns the characters
+        between two positions.
+        """
         pairs = zip(self.names, match.places[::2], match.places[1::2], strict=True)
         return {name: text(start, end) for name, start, end in pairs if min(start, end) >= 0}
 
@@ -166,8 +168,10 @@ class Pattern:
     # --- what a thread at a node may do next --------------------------------------------------
 
     def closure(self, node: int, places: frozenset[TextPlace]) -> _Closure:
-        """Returns the nodes that take a letter, or end the match, which a node leads to at one of these places, the
-        preferred first, each with the slots noted on the way there."""
+        """Returns the nodes of the automaton that take a letter, or end the match, and to which `node` leads without a
+        letter where these anchors hold; the preferred first, each with the slots of group boundaries that are passed
+        on the way.
+        """
         known = self._closures.get((node, places))
         if known is None:
             found: dict[int, tuple[int, ...]] = {}
@@ -189,11 +193,11 @@ class Pattern:
 
     @property
     def begin(self) -> int:
-        """The node where a match begins."""
+        """The number of the automaton's node where a match begins."""
         return self._begin
 
     def takes(self, node: int, letter: str) -> int:
-        """Returns the node behind a letter; -1: the node does not match it."""
+        """Returns the number of the automaton's node to which a letter leads from `node`; -1 if it does not take it."""
         here = self._nodes[node]
         return here.ways[0] if here.takes is not None and here.takes[letter] else -1
 

@@ -52,17 +52,17 @@ class ByTemplate:
 
     @property
     def calls(self) -> int:
-        """The number of calls of tools so far."""
+        """The number of tool calls that the answer has completed so far."""
         return self._telling.calls
 
     @property
     def thinks(self) -> bool:
-        """Whether what comes next belongs to a thought."""
+        """Whether the answer's next text belongs to a thought."""
         field = self._parser.field
         return field is not None and field.role is FieldRole.THOUGHT
 
     def feed(self, id: int) -> Added:
-        """Returns what an id adds."""
+        """Reads the next id of the answer; returns the text and the events that it adds."""
         mark = self._marks.get(id)
         whole = self._detokenizer.feed(id) if mark is None else self._detokenizer.finish() + mark
         events = self._parser.feed(self.stops.feed(whole))
@@ -71,7 +71,7 @@ class ByTemplate:
         return self._telling.tell(events)
 
     def finish(self, *, whole: bool) -> Added:
-        """Returns what was held back."""
+        """Ends the answer; returns the text and the events that were held back."""
         if self.stops.stopped:
             return Added("")
         text = self.stops.feed(self._detokenizer.finish()) + self.stops.finish()
@@ -104,7 +104,9 @@ class Telling:
         self.calls = 0
 
     def tell(self, events: Iterable[Event]) -> Added:
-        """Returns the answer events for some events of the parser."""
+        """Returns what some events of the template's parser add to the answer: the text to remember, and events with
+        pieces of text, thoughts and tool calls.
+        """
         said, pieces = [], list[Read | AnswerPiece]()
         for event in events:
             role = FieldRole.OTHER if event.field is None else event.field.role

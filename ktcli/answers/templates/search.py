@@ -50,12 +50,14 @@ class Search:
 
     @property
     def hold(self) -> int:
-        """The first position that can still become part of a match."""
+        """The position, in the whole text, of the first character that can still become part of a match."""
         begun = self._threads[0].start if self._threads else self.at
         return begun if self.match is None else min(begun, self.match.start)
 
     def take(self, text: str, index: int) -> None:
-        """Searches the text from a position on, as far as is needed."""
+        """Searches the next piece, `text` from `index` on, until the first match is certain or the piece ends; updates
+        `match`, `done` and `at`.
+        """
         asks = self._pattern.asks
         while index < len(text) and not self.done:
             if (fresh := self._skipped(text, index)) > index:
@@ -77,7 +79,7 @@ class Search:
                 self.done = True
 
     def finish(self) -> None:
-        """The text is at its end."""
+        """Ends the text: `match` is then certain (None: there is none), and `done` is set."""
         if self._pattern.asks and not self.done:
             self._expand(_places(self._before, ""))
         self._threads, self.done = [], True
@@ -135,7 +137,7 @@ class Finder:
         self._again = 0
 
     def feed(self, text: str) -> list[FoundMatch]:
-        """Returns the matches that no further text changes."""
+        """Adds a piece of text; returns the matches that no further text can change any more."""
         self._text += text
         return self._found(ended=False)
 

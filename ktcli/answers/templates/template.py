@@ -46,7 +46,7 @@ class FieldRole(Enum):
 
     @classmethod
     def of(cls, name: str) -> FieldRole:
-        """Returns the role of a field of this name."""
+        """Returns the role of a template's field by its name: thoughts, answer, tool calls, or other."""
         return next((role for role in cls if name in role.value), cls.OTHER)
 
 
@@ -77,12 +77,14 @@ class Field:
 
     @property
     def streams(self) -> bool:
-        """Whether its text is its value."""
+        """Whether the field's text is its value, as that of a text or a number is, and need not be parsed as JSON or
+        pairs.
+        """
         return self.content.kind in STREAMED
 
     def called(self, groups: Mapping[str, str]) -> str:
-        """Returns the name of the tool in the mark that opened the field, if its text is then the pairs of arguments;
-        else empty.
+        """Returns the name of the tool that is called, from the named groups of the mark that opened the field, if the
+        field's text is then the pairs of arguments; else an empty text.
         """
         function = self.shape.get("function") if isinstance(self.shape, dict) else None
         match function:
@@ -92,12 +94,14 @@ class Field:
         return ""
 
     def value(self, body: str, groups: Mapping[str, str]) -> Any:
-        """Returns the field's value: its text, parsed.
+        """Returns the value of the field's text: parsed by its content type, and put into the shape that its
+        `transform` gives.
 
         Args:
-            groups: those of the mark that opened it.
+            body: the whole text of the field.
+            groups: the named groups of the mark that opened it.
         Raises:
-            ValueError: nothing.
+            ValueError: the text has no such value, or a name in the shape has none.
         """
         value = value_of(body, self.content)
         if self.shape is None:
@@ -125,12 +129,12 @@ class AnswerTemplate:
     starts: tuple[str, ...] = ()
 
     def field(self, role: FieldRole) -> Field | None:
-        """Returns the first field of a role; None: there is none."""
+        """Returns the first field with this role; None if the template has none."""
         return next((field for field in self.fields if field.role is role), None)
 
     def begun(self, prompt: str) -> str:
-        """Returns the part of the answer that a prompt already has; empty as well where no mark shows where that
-        begins.
+        """Returns the beginning of the answer that a prompt already has at its end; empty if there is none, or no mark
+        shows where it begins.
         """
         if self.starts:
             end = max(
@@ -149,7 +153,7 @@ class AnswerTemplate:
 
 
 def read_template(value: Any) -> AnswerTemplate:
-    """Returns the answer template in a file's contents.
+    """Returns the answer template in a decoded `response_template` of a model's files.
 
     Raises:
         ValueError: it is wrong, beyond a limit, or asks for what is not supported; the message says what.

@@ -134,10 +134,15 @@ class TimeOptions:
     def replay_speed(
         self, facts: ServedFacts | None, token_bytes: int | None
     ) -> ReplaySpeed | None:
-        """Returns how fast requests come and are read; None: nobody says.
+        """Returns the speeds that the replay assumes: tokens of prompts computed, read from disk and generated per
+        second, and the factor by which the trace is stretched in time; None: neither --speed nor a model gives the
+        speed at which prompts are computed.
 
+        Args:
+            facts: those of the named model; None: none was named.
+            token_bytes: the bytes of a token in the KV cache; None: not known.
         Raises:
-            UsageError: nobody says, and another option depends on it.
+            UsageError: there is no speed, and another option depends on it.
         """
         tok_s = self.speed or (facts.prompt_tok_s if facts else None)
         if tok_s is None:
@@ -156,7 +161,9 @@ class TimeOptions:
         return ReplaySpeed(tok_s, disk_tok_s, self.decode_speed or inf, self.stretch)
 
     def source(self, facts: ServedFacts | None) -> str:
-        """Returns who says the speed, for `ReplaySubject`."""
+        """Returns where the speed of computing prompts comes from: "given" (--speed), "measured" or "predicted" (of the
+        model); empty: there is none.
+        """
         if self.speed is not None:
             return "given"
         return "" if facts is None else "measured" if facts.is_measured else "predicted"

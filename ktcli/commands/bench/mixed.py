@@ -69,7 +69,10 @@ def mixed(
 
 
 def mixed_row(name: str, engine: Engine, result: MixedResult) -> dict[str, Any]:
-    """Returns the result as a row for --json."""
+    """Returns the result of a mixed benchmark as a row for --json: tokens per second of the answers and seconds of the
+    prompt, each alone and together, their ratios in percent, and the longest gap between two steps of the answers in
+    seconds.
+    """
     job, gap = result.job, max(result.gaps_s, default=0.0)
     return {
         **engine_figures("mixed", name, engine),
@@ -88,7 +91,7 @@ def mixed_row(name: str, engine: Engine, result: MixedResult) -> dict[str, Any]:
 
 
 def mixed_words(row: dict[str, Any], engine: Engine) -> str:
-    """Returns the result in words."""
+    """Returns a row of `mixed_row` as a table of text for the terminal."""
     rows = [
         ("Model", f"{row['model']}, {row['layers']} layers, {row['format'] or 'no'} experts"),
         ("Threads", threads_words(engine.pool)),

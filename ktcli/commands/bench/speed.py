@@ -203,13 +203,15 @@ class Measuring:
     trace: Path | None = None
 
     def room(self, spec: Spec) -> int:
-        """Returns the positions for the runs, and for the tokens whose experts are counted, where the model has
-        experts."""
+        """Returns the context length in tokens for which the engine is loaded: enough for the context and the tokens of
+        a run, and for the SPREAD_TOKENS tokens on which the choices of experts are counted, as far as the model has so
+        long a context.
+        """
         return max(self.job.context + self.job.n_tokens, min(SPREAD_TOKENS, spec.context))
 
     def streams(self, spec: Spec, most: int) -> int:
-        """Returns the number of sequences needed for `most` answers: one for each, and one for the context that all of
-        them continue, if its state is copied.
+        """Returns the number of sequences for which the engine is loaded: `most`, the largest number of simultaneous
+        answers; twice as many for a model with recurrent state, whose states at the end of the context are copied.
         """
         return 2 * most if spec.sequence_elements else most
 
@@ -231,10 +233,11 @@ class Made:
     def row(
         self, subject: Subject, result: BenchResult, trace: Trace | None = None
     ) -> dict[str, Any]:
-        """Returns the row of a result.
+        """Returns the figures of a result as a row for --json, see `speed_row`; with a GPU, its figures are under
+        "device".
 
         Args:
-            trace: of one decode step; None: none was taken.
+            trace: the timeline of one decode step; None: none was taken.
         """
         row = speed_row(subject, self.engine, result)
         if self.used is not None:

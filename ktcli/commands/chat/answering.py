@@ -112,7 +112,9 @@ def _remark(made: BaseChat, reply: Reply, asked: AnswerRequest) -> None:
 
 
 def document(made: BaseChat, reply: Reply, text: str, thinking: str) -> dict[str, Any]:
-    """Returns the answer as a document for --json, its text and its thoughts apart."""
+    """Returns an answer as the document for --json: its text, its thoughts (`thinking`), the generated token ids, the
+    model, the reason why it ended, and counts and times.
+    """
     stats = reply.stats
     return {
         "text": text,
@@ -170,7 +172,9 @@ def put_over(made: BaseChat, asked: AnswerRequest) -> None:
 
 
 def screen_for(asked: AnswerRequest) -> Screen:
-    """Returns the screen that prints answers as the options and settings want them."""
+    """Returns a `Screen` on standard output that draws answers with the Markdown, status line and view of thoughts that
+    options and settings ask for.
+    """
     from ktcli.commands.view.bars import can_draw
     from ktcli.terminal.screen import Screen, ThoughtsView
 
@@ -199,21 +203,21 @@ class AnswerEvents:
         self._stream = stream
 
     def begin(self, tokens: Callable[[], int], *, cut: Callable[[], bool]) -> None:
-        """Does nothing: the start of an answer has no event."""
+        """Does nothing: the start of an answer is no event in the JSON stream."""
 
     def reading(self, done: int, total: int) -> None:
-        """Writes how many tokens of the prompt are read."""
+        """Writes the JSON event "reading": `done` of the `total` tokens of the prompt have been read."""
         self._write({"event": "reading", "done": done, "total": total})
 
     def piece(self, piece: AnswerPiece) -> None:
-        """Writes the next piece of an answer."""
+        """Writes the JSON event "text": the next piece of an answer, and whether it is a thought."""
         self._write({"event": "text", "text": piece.text, "thought": piece.thought})
 
     def end(self) -> None:
-        """Does nothing: `answer` writes the last line."""
+        """Does nothing: `answer` writes the last JSON event."""
 
     def answer(self, document: dict[str, Any]) -> None:
-        """Writes the whole answer as the last line."""
+        """Writes the JSON event "answer", the last one: the whole answer, with the keys of `document`."""
         self._write({"event": "answer", **document})
 
     def _write(self, event: dict[str, Any]) -> None:
@@ -223,10 +227,10 @@ class AnswerEvents:
 
 
 def checked_output(path: Path) -> Path:
-    """Returns the path of the file of --output, which must be new, before anything is computed for it.
+    """Returns the path of the file of --output with ~ expanded, after checking that it is new and its folder exists.
 
     Raises:
-        UsageError: something of this name is there, or there is no such folder.
+        UsageError: something of this name is there, there is no such folder, or ~USER names nobody.
     """
     try:
         path = path.expanduser()
@@ -259,10 +263,10 @@ def _taken(path: Path) -> UsageError:
 
 
 def converse(made: BaseChat, models: Models, asked: AnswerRequest, place: str) -> None:
-    """Runs an interactive conversation until the user leaves.
+    """Runs an interactive conversation on the terminal until the user leaves.
 
     Args:
-        place: where the model is, for people; empty: here.
+        place: where the model is, for people; empty: in this process.
     """
     from ktcli.terminal import slash
     from ktcli.terminal.prompt import MARK, MARK_IN_ASCII, Prompt

@@ -54,8 +54,8 @@ class Attaching:
 
     @classmethod
     def of(cls, here: typer.Context) -> Attaching:
-        """Returns these options from the command line of `kt chat` and the environment; the settings file is for the
-        server as well.
+        """Returns the choices that decide whether the chat uses a running server, as the command line of `kt chat` and
+        the environment variables make them; the settings file is not asked, since servers read it as well.
 
         Raises:
             UsageError: two options contradict each other.
@@ -79,12 +79,13 @@ class Attaching:
     def attach(
         self, ready: Ready, asked: str, hear: Callable[[TextModel], None] = lambda texts: None
     ) -> AttachedModel | None:
-        """Returns the model on a running server; None: no server has it, or servers are not to be used. Somebody's
-        server is made to load a model only where the setting says so.
+        """Returns the model `ready` as a running server of the library has it; None: no server has it, servers are not
+        to be used, or the options do not allow this one. A server is made to load the model only where the setting
+        attach is "always".
 
         Args:
             asked: the name that finds the model again.
-            hear: called with its texts.
+            hear: called with the model's text files (tokenizer, template) once they are read.
         """
         if self.when == NEVER or not _sockets():
             return None

@@ -29,29 +29,29 @@ class ChatModel(Protocol):
 
     @property
     def ready(self) -> Ready:
-        """Its conversion."""
+        """The converted model that is open: its name and the folder of its pack."""
 
     @property
     def backend(self) -> ChatBackend:
-        """What answers with it."""
+        """The backend that answers with the open model."""
 
     @property
     def place(self) -> str:
-        """The server that it is on, for people; empty: this process."""
+        """The server that the open model is on, for people; empty: the model is in this process."""
 
     @property
     def keeps_pages(self) -> bool:
-        """Whether the pages of conversations outlive it on disk or on its server."""
+        """Whether the KV pages of conversations still exist, on disk or on a server, after the model is closed."""
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of memory that leaving it frees."""
+        """The bytes of memory that closing the open model frees."""
 
     def forget(self) -> None:
-        """Drops the reference to the backend, so that its memory can be freed."""
+        """Drops the reference to the model's backend, so that its memory can be freed."""
 
     def close(self) -> None:
-        """Writes the pages that are to be stored, and closes the model."""
+        """Writes the KV pages that are to be stored, and closes the model."""
 
 
 class ModelChoice:
@@ -76,7 +76,9 @@ class ModelChoice:
         self._settings_of, self._system_of, self._attach = settings_of, system_of, attach
 
     def names(self) -> Sequence[tuple[str, str]]:
-        """Returns the names of the library's models, each with a short remark, see `Models`."""
+        """Returns pairs of the name of a converted model in the library and a remark: "answers now" for the open model,
+        which comes last if it lies outside the library; empty for the others.
+        """
         here = self._open
         known = {each.label: each.path for each in library.conversions()}
         if not any(path.samefile(here.ready.pack) for path in known.values()):
@@ -87,15 +89,15 @@ class ModelChoice:
         ]
 
     def known(self) -> Sequence[str]:
-        """Returns the names of the library's models, see `Models`."""
+        """Returns the names of the converted models in the library."""
         return [entry.label for entry in library.conversions()]
 
     def go_to(self, name: str) -> None:
-        """Switches the chat to another model, after checking its plan. Where both do not fit into memory the present
-        one makes room first, and is loaded again if the other one cannot be.
+        """Switches the chat to the model called `name`, after checking its plan. Where both models do not fit into
+        memory, the present one is unloaded first, and loaded again if the other one cannot be.
 
         Raises:
-            KtError: that cannot be; the chat goes on with the one it has.
+            KtError: it cannot be loaded, or is already the current one; the chat goes on with the model it has.
         """
         library.resolve(name)  # nothing is downloaded in the middle of a chat
         ready = prepared(name, self._how)
@@ -120,8 +122,8 @@ class ModelChoice:
             self._how.listener.note(f"system: {now or '(none)'}")
 
     def outlives(self, error: DeviceError) -> bool:
-        """Returns whether the chat can continue after its GPU failed: not if the GPU was asked for, or a server has the
-        model. See `Models`.
+        """Returns whether the chat can continue after its GPU failed, and warns how: not if the GPU was asked for, or a
+        server has the model. See `Models`.
         """
         where = "" if self._open.place else after_failure(error, self._how)
         if where:

@@ -60,10 +60,11 @@ class ChatOptions:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The values of the sampling that are given, by the names of `Settings.sampled`; None: the model's own.
+        """The sampling options as arguments of `Settings.sampled`: a dict from "temperature", "seed" and so on to the
+        value that the command line gives; None for options that were not given.
 
         Raises:
-            UsageError: two of them contradict each other.
+            UsageError: --greedy and --temperature contradict each other.
         """
         if self.greedy and self.temperature:
             raise exclusive("--greedy", f"--temperature {self.temperature:g}")
@@ -137,10 +138,11 @@ class FormOptions:
     ] = None
 
     def needing_prompt(self, *, json: bool) -> str:
-        """Returns the option that needs a prompt, "--output" or the like; empty: none is given.
+        """Returns the name of the first option given that needs a prompt: "--output", "--jsonl" or "--json"; empty:
+        none is given.
 
         Raises:
-            UsageError: two of them contradict each other.
+            UsageError: --json and --jsonl are both given.
         """
         if json and self.jsonl:
             hint = "--jsonl prints the answer as it is written, --json once it is complete"

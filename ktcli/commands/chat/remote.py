@@ -28,14 +28,14 @@ def chat_with(
     asked: AnswerRequest,
     needs_prompt: str,
 ) -> None:
-    """Runs a chat with a model of a server.
+    """Runs a chat with a model of a server: an interactive one if there is no prompt, else one question and its answer.
 
     Args:
-        name, prompt: as the command line has them.
+        name, prompt: the model and the prompt as the command line has them.
         needs_prompt: an option that needs a prompt; empty: none.
     Raises:
         UsageError: the server has several models, and none is named. NotFound: it has none of this name.
-        KtError: it is not there, or fails.
+        KtError: the server cannot be reached, or fails.
     """
     server = ServerClient(served.address, served.key, out.note)
     models = ServerModels(server)
@@ -71,22 +71,25 @@ class ServerModels:
         self._chat: RemoteChat | None = None
 
     def of(self, chat: RemoteChat) -> None:
-        """Sets the chat that switches between them."""
+        """Sets the chat that `go_to` switches to another of the server's models."""
         self._chat = chat
 
     def named(self, name: str) -> ListedModel | None:
-        """Returns the model of a name; None: the server does not list it."""
+        """Returns the listed model with this name, in which upper and lower case need not agree; None: the server does
+        not list it.
+        """
         found = self._listed or ()
         exact = (each for each in found if each.name == name)
         alike = (each for each in found if each.name.lower() == name.lower())
         return next(exact, None) or next(alike, None)
 
     def chosen(self, name: str | None, asked: AnswerRequest) -> ListedModel:
-        """Returns the model that the options name; else that of a saved conversation or of the settings, if the server
-        has it; else its only one.
+        """Returns the model of the server to chat with: the one called `name`; without a name that of the saved
+        conversation or of the settings, if the server has it, else its only one. A server that does not list its models
+        is believed to have the one that is named.
 
         Raises:
-            NotFound: it has none of this name, or none at all. UsageError: it has several, and none is named.
+            NotFound: the server has none of this name, or none at all. UsageError: it has several, and none is named.
         """
         if self._listed is None:
             if name is None and asked.kept is None:
@@ -109,7 +112,9 @@ class ServerModels:
         return self._listed[0]
 
     def names(self) -> Sequence[tuple[str, str]]:
-        """Returns the names of the models, see `Models`; asks the server again."""
+        """Asks the server for its models; returns pairs of a name and a remark: "answers now" for the current model,
+        empty for the others.
+        """
         self._listed = self._server.models()
         now = self._chat.model.name if self._chat is not None else ""
         listed = [each.name for each in self._listed or ()]
@@ -117,11 +122,15 @@ class ServerModels:
         return [(each, "answers now" if each == now else "") for each in known]
 
     def known(self) -> Sequence[str]:
-        """Returns the names that the server listed last, see `Models`."""
+        """Returns the names of the models as the server listed them last; empty if it lists none."""
         return [each.name for each in self._listed or ()]
 
     def go_to(self, name: str) -> None:
-        """Switches the chat to another model of the server, see `Models`."""
+        """Switches the chat to the server's model called `name`.
+
+        Raises:
+            NotFound: the server has none of this name. UsageError: it is already the current model.
+        """
         assert self._chat is not None
         self._listed = self._server.models()
         found = ListedModel(name) if self._listed is None else self._required(name)
@@ -131,11 +140,11 @@ class ServerModels:
         out.note(f"{found.name} answers from now on")
 
     def outlives(self, error: DeviceError) -> bool:
-        """Returns whether the chat can continue after its GPU failed: it has no GPU, see `Models`."""
+        """Returns False: a model on a server uses no GPU of this process that could fail, see `Models`."""
         return False
 
     def recover(self) -> None:
-        """Raises KtError: there is nothing to load again, see `Models`."""
+        """Raises KtError: the model is on a server, so this process has nothing to load again."""
         raise KtError("the model is on a server")
 
     def _required(self, name: str) -> ListedModel:

@@ -40,7 +40,8 @@ class KeptChat:
 
 
 def kept_chat(last: bool, name: str | None) -> KeptChat | None:
-    """Returns the saved conversation that --continue or --resume means; None without them.
+    """Returns the saved conversation that --continue (`last`) or --resume (`name`) means, as its file, model and
+    server; None if neither was given.
 
     Raises:
         UsageError: both were given, or the file is no conversation. NotFound: there is none.
@@ -68,7 +69,8 @@ def kept_chat(last: bool, name: str | None) -> KeptChat | None:
 
 
 def preferred_settings(settings: Settings) -> Settings:
-    """Returns the settings of a model, overridden by those of the user; options override both.
+    """Returns the settings of a model for its answers, with the user's own where kt's settings or environment variables
+    have any; command-line options are not considered.
 
     Raises:
         UsageError: a variable of the environment makes no sense.
@@ -103,7 +105,9 @@ class AnswerRequest:
     form: Form | None = None  # what answers are held to
 
     def over(self, settings: Settings) -> Settings:
-        """Returns the model's settings, or those of a saved conversation, overridden by these options."""
+        """Returns `settings`, those of a model or a saved conversation, overridden by the sampling, length, stop
+        strings and thinking that the command line gives.
+        """
         given = self.answers
         return replace(
             settings.sampled(**self.sampling),
@@ -115,13 +119,15 @@ class AnswerRequest:
 
     @property
     def model(self) -> str:
-        """The model if the command line names none."""
+        """The name of the model if the command line names none: that of the saved conversation, else of the setting
+        model, else the built-in one.
+        """
         return self.kept.model if self.kept else config.value("model") or BUILTIN
 
     @contextmanager
     def telling_whose_model(self, model: str) -> Iterator[None]:
-        """Opens a context in which an error about a model also names the setting or conversation that named the
-        model.
+        """Opens a context in which a NotFound or UsageError gets a hint about the setting that named `model`, if a
+        setting did.
         """
         said = config.stated("model")
         try:
@@ -150,7 +156,8 @@ _MOST_BYTES = 1 << 20  # of the file; blanks and all
 
 
 def asked_form(schema: Path | None, format: str | None) -> Form | None:
-    """Returns the form that --schema or --format asks for; None without them. It is checked before a model is loaded.
+    """Returns the form of answers, such as a JSON schema, that --schema or --format asks for; None if neither is given.
+    It is checked before a model is loaded.
 
     Raises:
         UsageError: both were given, the file cannot be read, or the schema cannot be used.

@@ -39,8 +39,8 @@ class AskedServer:
 def asked_server(
     here: typer.Context, server: str | None, key_file: Path | None, kept: KeptChat | None
 ) -> AskedServer | None:
-    """Returns the server that the command line of `kt chat`, a saved conversation or the settings name; None: the model
-    is loaded in this process, or a server of its library has it.
+    """Returns the address and API key of the server that the command line of `kt chat`, a saved conversation or the
+    settings name; None: the model is loaded in this process, or a server of its library has it.
 
     A kept conversation goes on where it was, unless --server says otherwise. The key file of the settings is for the
     server of the settings, or for that of --server where the settings have none; to another server no key is sent that

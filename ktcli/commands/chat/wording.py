@@ -27,10 +27,10 @@ PIPE = "-"  # a prompt that is all on standard input
 def who_and_what(
     name: str | None, prompt: str | None, default: str = BUILTIN
 ) -> tuple[str, str | None]:
-    """Returns the model and the prompt that a command line names; the prompt is None in an interactive chat.
+    """Returns a pair of the model's name and the prompt, from the arguments of a command line; the prompt is None in an
+    interactive chat.
 
-    One argument is a model if it can be one, else a prompt for the default model if it contains white
-    space.
+    One argument is a model if it can be one, else a prompt for the default model if it contains white space.
 
     Raises:
         UsageError, NotFound: it is neither; the hint has the nearest names.
@@ -55,8 +55,8 @@ def who_and_what(
 
 
 def words_for_model(prompt: str | None, option: str) -> str | None:
-    """Returns the prompt for the model: that of the command line, with the text on standard input below it; None: an
-    interactive chat.
+    """Returns the text to send to the model: `prompt` with the files that it names and the text on standard input below
+    it, or standard input alone; None: without either, on a terminal, the chat is interactive.
 
     Args:
         option: one that needs a prompt; empty: none.
@@ -91,7 +91,9 @@ def words_for_model(prompt: str | None, option: str) -> str | None:
 
 
 def lasting_name(model: str) -> str:
-    """Returns the name that finds a model again from any folder."""
+    """Returns a name that finds a model again from any folder: an existing path in its absolute form, any other name
+    unchanged.
+    """
     path = Path(model).expanduser()
     is_path = model.startswith((".", "~", "/")) or model.endswith(".gguf")
     return str(path.absolute()) if is_path and path.exists() else model
@@ -161,7 +163,9 @@ _MARKS = {
 
 
 def text_of(data: bytes) -> str:
-    """Returns bytes decoded as UTF-8, or by their byte order mark, as shells of Windows write it."""
+    """Returns bytes decoded as UTF-8, or as the encoding of their byte order mark (shells of Windows write UTF-16);
+    invalid bytes become replacement characters.
+    """
     encoding = next((name for mark, name in _MARKS.items() if data.startswith(mark)), "utf-8")
     return data.decode(encoding, "replace")
 

@@ -37,15 +37,17 @@ KeyFileOpt = Annotated[Path | None, setting_option("api-key-file", callback=_key
 
 
 def given_key(key: str | None, file: Path | None) -> str:
-    """Returns the API key in the options, or the first one in a file; empty: none. Raises: as `given_keys`."""
+    """Returns the API key of --api-key, or the first one in the file of --api-key-file; empty: neither is given.
+    Raises: as `given_keys`.
+    """
     return next((each.key for each in given_keys(key, file)), "")
 
 
 def given_keys(key: str | None, file: Path | None) -> list[NamedKey]:
-    """Returns the API keys in the options.
+    """Returns the API keys of --api-key or of the file of --api-key-file, each with its name; empty: neither is given.
 
     Raises:
-        UsageError: one is malformed, both options are given, or others can read the file.
+        UsageError: a key is malformed, both options are given, or others can read the file.
     """
     if key is not None and file is not None:
         raise exclusive("--api-key", "--api-key-file")
@@ -55,10 +57,10 @@ def given_keys(key: str | None, file: Path | None) -> list[NamedKey]:
 
 
 def require_key(host: str, *, has_key: bool, who: str = "--host") -> None:
-    """Raises an error if other machines can reach an address without a key.
+    """Raises an error if other machines can reach a server at the address `host` and it has no API key.
 
     Args:
-        who: what names the address.
+        who: the option or setting that gives the address, for the error's sentence.
     Raises:
         UsageError: they can.
     """
@@ -80,10 +82,10 @@ def _checked_key(key: str) -> str:
 
 
 def keys_of_file(file: Path, option: str = "--api-key-file") -> list[NamedKey]:
-    """Returns the keys in a file.
+    """Returns the API keys in a file, each with its name.
 
     Args:
-        option: what names the file.
+        option: the option that names the file, for the error's sentence.
     Raises:
         UsageError: it cannot be read, holds no keys, or others may read it, too.
     """

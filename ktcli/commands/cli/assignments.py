@@ -14,13 +14,14 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 
 
 def assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Returns the key=value pairs among some words, and the other words."""
+    """Returns a dict of the words that have the form key=value, and a list of the other words."""
     pairs = {found[1]: found[2] for word in words if (found := _ASSIGNMENT.fullmatch(word))}
     return pairs, [word for word in words if not _ASSIGNMENT.fullmatch(word)]
 
 
 def settings_file(word: str) -> Given | None:
-    """Returns the contents of the settings file that a word names; None: the word does not look like such a file.
+    """Returns the name of the settings file that a word gives, cut at 200 characters, and the keys and values in the
+    file; None: the word does not end in .yaml, .yml or .json.
 
     Raises:
         NotFound, UsageError: see `finetune.document.read_document`.

@@ -63,7 +63,9 @@ class Verb:
 
 
 def verbs() -> list[Verb]:
-    """Returns every command that the help shows, subcommands after their family."""
+    """Returns a `Verb` (words, help, options, arguments) for every command that the help shows; subcommands follow
+    their family.
+    """
     found = []
     for name, row in COMMANDS.items():
         if row.summary:
@@ -120,8 +122,8 @@ def _argument(words: str, metavar: str) -> Values:
 
 
 def values_of(metavar: str | None) -> Values:
-    """Returns the possible values in a metavar: "auto|cpu|cuda|cuda:N" are three words and a free one; one in brackets
-    is optional.
+    """Returns the values that shell completion offers for a metavar: "auto|cpu|cuda|cuda:N" gives three words and a
+    free one, which has no completion; brackets around it, which mean that it is optional, are ignored.
     """
     found = Values()
     for word in (metavar or "").strip("[]").split("|"):

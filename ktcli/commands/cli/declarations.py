@@ -18,7 +18,7 @@ from ktcli.store.preset import Preset
 
 
 def option(shape: str, help: str, **more: Any) -> Any:
-    """Returns a command-line option.
+    """Returns the `typer.Option` that declares a command-line option.
 
     Args:
         shape: its names and the word for its value, as the help shows them: "--tokens -n N"; a flag has no value.
@@ -30,19 +30,21 @@ def option(shape: str, help: str, **more: Any) -> Any:
 
 
 def argument(metavar: str, help: str) -> Any:
-    """Returns a command-line argument; `metavar` is the word for it in the help."""
+    """Returns the `typer.Argument` that declares a command-line argument; `metavar` is the word for it in the help."""
     return typer.Argument(metavar=metavar, help=help)
 
 
 def setting_option(name: str, *short: str, **more: Any) -> Any:
-    """Returns the command-line option for a setting, with the texts of its row."""
+    """Returns the `typer.Option` for the setting called `name`, with its option, metavar, help and default from the
+    table of settings.
+    """
     setting = SETTINGS[name]
     words = f"{setting.help} Default: {setting.default}."
     return typer.Option(setting.option, *short, metavar=setting.metavar, help=words, **more)
 
 
 def is_default(context: typer.Context, name: str) -> bool:
-    """Returns whether nobody gave a value for a parameter of a command."""
+    """Returns whether the parameter called `name` of a command has its default value, because nobody gave another."""
     return _source(context, name) == "DEFAULT"
 
 
@@ -52,7 +54,9 @@ def is_given(context: typer.Context, name: str) -> bool:
 
 
 def given_options(context: typer.Context) -> dict[str, str]:
-    """Returns the options that the command line has, in their long form, by the names of their parameters."""
+    """Returns a dict from the names of the parameters that the command line gives to their options in the long form:
+    "max_tokens" to "--max-tokens".
+    """
     return {
         name: max(each.opts, key=len)
         for each in context.command.params
@@ -76,11 +80,12 @@ def preferred(context: typer.Context, option: typer.CallbackParam, value: Any) -
 
 
 def checked(check: Callable[[Any], object], *, else_setting: bool = False) -> Callable[..., Any]:
-    """Returns the callback of an option that refuses what a check refuses, before anything is pulled for it.
+    """Returns a callback for a `typer` option: it passes the value to `check`, if there is one, and returns it, before
+    anything is pulled for the command.
 
     Args:
         check: raises UsageError for a wrong value.
-        else_setting: whether the setting of its name counts if the option is not given.
+        else_setting: whether the setting of the option's name counts if the option is not given.
     """
 
     def callback(context: typer.Context, option: typer.CallbackParam, value: Any) -> Any:
@@ -93,19 +98,24 @@ def checked(check: Callable[[Any], object], *, else_setting: bool = False) -> Ca
 
 
 def exclusive(one: str, other: str, hint: str = "leave out one of them") -> UsageError:
-    """Returns the error of two options that cannot be used together."""
+    """Returns the error that says that the options `one` and `other` cannot be used together."""
     return UsageError(f"{one} and {other} cannot be used together", hint=hint)
 
 
 def preset_context(here: typer.Context, preset: Preset, context: int | None) -> int | None:
-    """Returns the context that is asked for: of the command line, else of the name's preset, else of the settings."""
+    """Returns the context in tokens that is asked for: that of the command line, else of the name's preset, else of the
+    settings (`context`); None: nobody asks for one.
+    """
     said = preset.get("context") if is_default(here, "context") else None
     return context if said is None else int(said)
 
 
 def writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Returns a path that can be written; raises for others: before a measurement, which takes minutes, and not after
-    it.
+    """Returns the path that an option gives, after checking that a file can be written there: before a measurement,
+    which takes minutes, and not after it; None if the option is not given.
+
+    Raises:
+        UsageError: the file cannot be written.
     """
     if path is None:
         return None

@@ -78,10 +78,13 @@ class EngineOptions:
         streams: int = 1,
         served: bool = False,
     ) -> Wanted:
-        """Returns the options to load the engine.
+        """Returns these options as a request to load an engine.
 
         Args:
+            context: the length of a session in tokens; None: the plan decides.
             numa: the teams and their memory; None: as --numa, else this machine's setting, says.
+            streams: the sequences that can have the whole context at the same time.
+            served: whether programs ask, whose prompts are long.
         """
         from ktcli.assembly.request import DeviceWords, Wanted
 

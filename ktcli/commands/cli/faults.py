@@ -12,7 +12,7 @@ from ktcli.store.reference import Reference, vision_left_out
 
 
 def warn_of_faults() -> None:
-    """Prints a warning for each of the user's profiles that cannot be read; the other models are still shown."""
+    """Prints a warning for each of the user's model profiles that cannot be read; the other models are still shown."""
     for fault in catalog.faults():
         out.warn(str(fault), hint=fault.hint)
 

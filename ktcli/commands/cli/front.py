@@ -19,7 +19,9 @@ EXAMPLES = (
 
 
 def page(width: int) -> str:
-    """Returns the page for a terminal of this many columns."""
+    """Returns the text of `kt --help` for a terminal of `width` columns: usage, commands, options,
+    examples, settings.
+    """
     wide = max(len(name) for name, row in COMMANDS.items() if row.summary)
     parts = [help.wrapped(text, width) for text in ("Usage: kt COMMAND [OPTIONS]", SUMMARY)]
     for heading, commands in HEADINGS.items():

@@ -26,20 +26,23 @@ class Commands(TyperGroup):
     """The click group of all commands, from the table."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Returns the parameters of the group, of which typer checks only what was typed."""
+        """Returns the click parameters of the group, for which typer's checks are limited to what was typed."""
         return trusted(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Returns the names of the commands that have a summary."""
+        """Returns the names of the commands that the help shows: those with a summary."""
         return [name for name, row in COMMANDS.items() if row.summary]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Returns a command of the table, loaded; None: there is none of that name."""
+        """Returns the click command called `cmd_name`, with its module imported; None: there is none of that name."""
         return load(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Returns the command that the arguments name; raises an error if the name is unknown or there is too little
-        memory.
+        """Returns what click's `resolve_command` does, the name, the command and the remaining arguments, after
+        checking the name.
+
+        Raises:
+            UsageError: the name is unknown. NoMemoryLeft: the address space is limited to less than the command needs.
         """
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
@@ -49,7 +52,7 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Writes the front page of the help."""
+        """Writes the text of `kt --help` to the formatter."""
         formatter.write(front.page(help.columns()) + "\n")
 
 

@@ -22,7 +22,7 @@ _COMMENT = "   "  # comes before what an example's line says of it
 
 
 def columns() -> int:
-    """Returns the width for which help is written."""
+    """Returns the width in columns for which help is written: that of the terminal, within limits."""
     return max(_LEAST_COLUMNS, min(shutil.get_terminal_size().columns, MOST_COLUMNS))
 
 
@@ -42,7 +42,7 @@ def _argument(parameter: Any) -> str:
 
 
 def meaning(parameter: Any) -> tuple[str, str]:
-    """Returns the names of a parameter with its metavar; and its help text, with its default."""
+    """Returns two texts for the help on a parameter: its names with its metavar, and its help text with its default."""
     if parameter.param_type_name == "argument":
         names = str(parameter.metavar).strip("[]")
     else:
@@ -77,7 +77,7 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def render(words: str, command: Any, parameters: Iterable[Any], width: int) -> str:
-    """Returns the help of a command.
+    """Returns the text of a command's help: usage, description, arguments, options, subcommands.
 
     Args:
         words: how it is called: "kt bench decode".
@@ -106,14 +106,14 @@ def render(words: str, command: Any, parameters: Iterable[Any], width: int) -> s
 
 
 def wrapped(text: str, width: int, indent: str = "") -> str:
-    """Returns a text in lines of at most `width` columns; those after the first are indented."""
+    """Returns a text broken into lines of at most `width` columns; those after the first begin with `indent`."""
     lines = wrap(text, width, subsequent_indent=indent, break_on_hyphens=False)
     return "\n".join(lines)
 
 
 def example(line: str, width: int) -> str:
-    """Returns an example, indented by two spaces; one that is too long is continued on further lines with
-    backslashes.
+    """Returns the example of a command line indented by two spaces; one that is too long is continued on further lines
+    with backslashes.
     """
     command, _, comment = line.partition(_COMMENT)
     if len(line) + 2 <= width:
@@ -133,7 +133,9 @@ def example(line: str, width: int) -> str:
 
 
 def listed(rows: Iterable[tuple[str, str]], width: int) -> str:
-    """Returns names and their meanings: in two columns where both have room, else one below the other."""
+    """Returns the text of a list of names and their meanings: in two columns where both have room, else one below the
+    other.
+    """
     known = list(rows)
     first = max((len(name) for name, _ in known if len(name) <= _MOST_NAMES), default=0)
     beside = first + 4 <= width // 2

@@ -32,7 +32,8 @@ class KvStoreOptions:
 
 
 def asked_store(options: KvStoreOptions) -> SharedStore | MooncakePlace | None:
-    """Returns the shared store in the options, or in the settings where an option is not given; None: there is none.
+    """Returns the shared store of KV pages, a folder or a Mooncake store, that the options name, or the settings where
+    an option is not given; None: neither names one.
 
     Raises:
         UsageError: a value makes no sense.

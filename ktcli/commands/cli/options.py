@@ -78,7 +78,7 @@ ContextOpt = Annotated[int | None, setting_option("context", "-c", min=1, callba
 
 
 def layers_option(default: str) -> Any:
-    """Returns the option --layers of a measurement, whose default these words are."""
+    """Returns the `typer.Option` for --layers of a benchmark; `default` describes its default in the help."""
     return option(
         "--layers -l N", f"Number of decoder layers. Default: {default}.", min=1, max=1024
     )
@@ -123,8 +123,8 @@ MODES = " ".join(_MODES)
 def declared(
     command: Callable[..., None], modes: str = "", without: Collection[str] = ()
 ) -> Callable[..., None]:
-    """Returns a command as typer takes it: it has the options of each group one by one, in place of the parameter that
-    is the group, and those of its modes behind all others.
+    """Returns a command as the function that typer takes: it has the options of each group one by one, in place of the
+    parameter that is the group, and those of its modes behind all others.
 
     Args:
         modes: which of json and quiet it has: `out` heeds them, and the command itself knows nothing of them.
@@ -173,6 +173,8 @@ class CommandFamily(typer.Typer):
     def command(  # type: ignore[override]
         self, name: str | None = None, *, modes: str | None = None
     ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-        """Returns a decorator that declares a verb, whose modes are those of the family if none are given."""
+        """Returns a decorator that declares a function as a subcommand of this family, called `name` or as the function
+        is; `modes` lists those of --json and --quiet that it has, None: those of the family.
+        """
         declare = super().command(name)
         return lambda verb: declare(declared(verb, self._modes if modes is None else modes))

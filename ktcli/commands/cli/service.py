@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def start_in_background(
     here: typer.Context, title: str, port: int, what: str = "server", unit: str = "B"
 ) -> None:
-    """Starts this command again as a background process, and prints how to end it.
+    """Starts this command again as a background process, waits until it is ready, and prints how to stop it.
 
     Args:
         title: of the progress bar.
@@ -48,10 +48,11 @@ def start_in_background(
 def announcer(
     supervisor: Supervisor, said: str, lines: Sequence[str], port: int | None = None
 ) -> Callable[[], None]:
-    """Returns a function that says that a server is ready, and what it serves.
+    """Returns a function that prints that a server is ready, and tells its supervisor.
 
     Args:
-        lines: what stands below that.
+        said: the sentence that says so, with the address.
+        lines: the lines to print below it: what is served.
         port: where it listens, if its log is shortened then; None: each request does that.
     """
     from ktcli.server.process.background import log_path, shorten
@@ -75,7 +76,7 @@ def print_as_unit(
     reloads: bool = False,
     routes: bool = False,
 ) -> None:
-    """Prints a systemd unit with this command line.
+    """Prints a systemd unit that runs this command line.
 
     Args:
         arguments: the names or addresses that it serves, as they mean the same in any folder.
@@ -99,7 +100,8 @@ def print_as_unit(
 
 
 def given_words(context: typer.Context, without: Collection[str] = ()) -> list[str]:
-    """Returns the command and its arguments, in the order of its help; paths are absolute.
+    """Returns the words of the command line that runs, name of the command, options and arguments, in the order of its
+    help; paths are absolute.
 
     Args:
         context: of the command that runs.

@@ -33,7 +33,9 @@ class ScriptPlace:
 
 
 def place_of(shell: str) -> ScriptPlace:
-    """Returns the location of a shell's completion script, by the shell's own environment variables."""
+    """Returns where the completion script of a shell goes, and the startup file and line that load it (fish needs
+    none), by the shell's own environment variables.
+    """
     home = Path(os.path.expanduser("~"))
     data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share")
     if shell == "fish":
@@ -54,7 +56,7 @@ def place_of(shell: str) -> ScriptPlace:
 
 
 def install(place: ScriptPlace, script: str) -> list[Path]:
-    """Installs the completion script and the line that loads it; returns the files that it changed.
+    """Installs the completion script and the line that loads it; returns the paths of the files that it changed.
 
     Raises:
         UsageError: another program's script is there. KtError: a file cannot be read or written.
@@ -74,7 +76,7 @@ def install(place: ScriptPlace, script: str) -> list[Path]:
 
 
 def uninstall(place: ScriptPlace) -> list[Path]:
-    """Removes the completion script and the line that loads it; returns the files that it changed.
+    """Removes the completion script and the line that loads it; returns the paths of the files that it changed.
 
     Raises:
         UsageError: another program's script is there. KtError: a file cannot be read or written.

@@ -134,7 +134,7 @@ COMMANDS = {name: row for rows in HEADINGS.values() for name, row in rows.items(
 
 
 def load(name: str) -> Any:
-    """Returns the click command of one row, with its module imported."""
+    """Returns the click command for one row of the table of commands, with its module imported."""
     import typer
 
     from ktcli.commands.cli.options import declared
@@ -184,9 +184,9 @@ def _filled(args: list[str], options: tuple[str, ...]) -> list[str]:
 
 
 def trusted(parameters: Iterable[Any], texts: Collection[str] = ()) -> list[Any]:
-    """Returns the parameters with typer's checks limited to what was typed and is not text: defaults, and the
-    parameters named as `texts`, are valid. Later versions check with a library whose import takes longer than all else
-    before a command runs.
+    """Returns the click parameters of a command with typer's checks limited to what was typed and is not text:
+    defaults, and the parameters named in `texts`, are taken as valid. Later versions check with a library whose import
+    takes longer than all else before a command runs.
     """
     found = list(parameters)
     for parameter in found:

@@ -7,5 +7,5 @@ from ktcli.output import out
 
 
 def show() -> None:
-    """Prints the version."""
+    """Prints kt's version; with --json as a document."""
     out.result({"version": __version__}, f"kt {__version__}")

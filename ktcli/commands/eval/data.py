@@ -34,7 +34,8 @@ _KEYS = (
 
 
 def read_words(words: Sequence[str]) -> FinetuneSettings:
-    """Returns the data settings in some arguments: those of a training's settings file, overridden by key=value.
+    """Returns the settings for reading rows of data that some arguments give: those in files of training settings,
+    overridden by key=value.
 
     Raises:
         UsageError: a word is neither, or a key has nothing to do with rows.
@@ -85,7 +86,9 @@ def evaluate_data(
     text: EvalTextOptions,
     asked: EvalRequest,
 ) -> None:
-    """Measures the loss on held-out rows and prints it."""
+    """Measures a model's loss on held-out rows of data, and with --text or an adapter on a text as
+    well, and prints it.
+    """
     from ktcli.judging.heldout import measure_with_text, read_held_out
     from ktcli.judging.prediction import cut, read
 
@@ -120,10 +123,12 @@ _WORST = 3  # rows that are named
 
 
 def document(loss: HeldOutLoss, text: Found | None, files: Sequence[str]) -> dict[str, Any]:
-    """Returns the figures for --json, nats per trained token unless their name says otherwise.
+    """Returns the result of an evaluation on held-out rows as the document for --json: the data, the loss of each model
+    and of each row. Losses are in nats per trained token unless their name says otherwise.
 
     Args:
-        files: the names of the data.
+        text: the result on a text; None: none was measured.
+        files: the names of the data files.
     """
     read = loss.data.read
     return {
@@ -181,7 +186,9 @@ def _figures(value: RowMean) -> dict[str, float | None]:
 
 
 def words(loss: HeldOutLoss, text: Found | None, files: Sequence[str]) -> str:
-    """Returns the tables for people, and what their columns mean."""
+    """Returns the result of an evaluation on held-out rows as text: a table of losses, one of comparisons with the
+    first model if there are several, and what the columns mean.
+    """
     width = min(80, out.width or 80)
     dropped = sum(each.rows for each in loss.data.read.dropped)
     left = f"; of {counted(dropped, 'row')} something was left out or cut: --json says why"

@@ -143,6 +143,8 @@ class EvalPlaceOptions:
 
     @property
     def words(self) -> DeviceWords:
-        """The device that is asked for; the CPU unless an option says otherwise."""
+        """The device, GPU experts and placement that are asked for; the device is the CPU unless an option says
+        otherwise.
+        """
         device = self.device or (CPU if self.placement is None else AUTO)
         return DeviceWords(device, gpu_experts=self.gpu_experts, placement=self.placement)

@@ -44,7 +44,9 @@ MAX_TOKENS = 256
 def evaluate_tasks(
     name: str, of_rows: Sequence[str], given: RowOptions, asked: EvalRequest
 ) -> None:
-    """Asks the questions and prints how many were answered correctly."""
+    """Asks a model the questions in data files, prints how many were answered correctly, and writes the answers to the
+    file of --out.
+    """
     from ktcli.judging.asking import AskedHow, ask
     from ktcli.judging.questions import questions_of
     from ktcli.judging.verdict import verdicts
@@ -125,7 +127,9 @@ _NAMED = 3  # rows
 
 
 def document(found: Sequence[TaskVerdict], max_tokens: int, complete: bool) -> dict[str, Any]:
-    """Returns the figures for --json."""
+    """Returns the result of an evaluation on questions as the document for --json: for each data file the counts and
+    scores of each model.
+    """
     return {
         "max_tokens": max_tokens,
         "complete": complete,
@@ -166,7 +170,9 @@ def _model(model: ModelVerdict, count: int) -> dict[str, Any]:
 
 
 def answer_rows(found: Sequence[TaskVerdict]) -> list[dict[str, Any]]:
-    """Returns the answers as rows for --out: of the last model, and of the first one where there are two."""
+    """Returns a row for each answered question for the file of --out: prompt, answer, reference, and whether the answer
+    is right; for a model with an adapter the answer of its base, too.
+    """
     rows = []
     for verdict in found:
         for each in verdict.answered:
@@ -196,7 +202,9 @@ def _choice(answered: Answered, model: int) -> str | None:
 
 
 def words(found: Sequence[TaskVerdict], max_tokens: int) -> str:
-    """Returns a table for each data file, and a legend of its rows."""
+    """Returns the result of an evaluation on questions as text: a table for each data file, and a
+    legend of its rows.
+    """
     width = min(80, out.width or 80)
     blocks = [_table(each, max_tokens) for each in found]
     blocks.append("\n".join(wrap(METHOD, width)))

@@ -39,7 +39,9 @@ class PresetOptions:
 
     @property
     def preset(self) -> Preset:
-        """The preset that is given. Raises: UsageError: a value makes no sense."""
+        """The preset of sampling, texts and lengths that the options give. Raises: UsageError: a
+        value makes no sense.
+        """
         given = {name.replace("_", "-"): value for name, value in asdict(self).items()}
         try:
             return Preset.of({**given, "stop": self.stop or None})
@@ -95,7 +97,9 @@ def alias(
 
 
 def name_it(name: str, target: str, preset: Preset = NOTHING) -> str:
-    """Sets an alias to a model and reports its old meaning; returns that, empty: it had none."""
+    """Sets the alias `name` to the model `target`, and prints what it meant before if that changes; returns the name
+    that it meant before, empty: the alias is new.
+    """
     before = aliases.save(name, target, preset)
     if before and before != target:
         out.note(f"{name} meant {safe(before)} before.")
@@ -103,8 +107,8 @@ def name_it(name: str, target: str, preset: Preset = NOTHING) -> str:
 
 
 def lasting_target(model: str, reference: Reference) -> str:
-    """Returns the text to store for a model that an alias names: one that means the same from every folder, or another
-    alias as it is, so that it is followed.
+    """Returns the model name to store for an alias: one that means the same from every folder, or another alias as it
+    is, so that it is followed.
     """
     stem = model.partition("@")[0].lower()
     if any(each.name.lower() == stem and not aliases.is_hidden(each) for each in aliases.every()):
@@ -167,7 +171,9 @@ def _tell(made: Alias, before: str = "", unused: Sequence[str] = ()) -> None:
 
 
 def called(entries: Sequence[Entry]) -> Mapping[Path, Sequence[str]]:
-    """Returns the aliases of entries, by their paths; a file of aliases that cannot be read is warned of."""
+    """Returns a dict from the paths of library entries to their aliases; if the file of aliases cannot be read, prints
+    a warning and returns {}.
+    """
     try:
         return library.called(entries)
     except KtError as error:

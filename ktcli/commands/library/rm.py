@@ -69,7 +69,9 @@ def rm(
 
 
 def carry_out(chosen: Disposal) -> None:
-    """Removes the chosen entries, and prints what was removed."""
+    """Removes the chosen models and KV pages after asking the user, and prints what was removed and the bytes that were
+    freed.
+    """
     pages = chosen.pages()
     if chosen.entries or pages:
         require_yes(_question(chosen.entries, pages))
@@ -106,7 +108,9 @@ def _question(chosen: tuple[Entry, ...], pages: tuple[StoredPages, ...]) -> str:
 
 
 def unfinished() -> list[Entry]:
-    """Returns the entries whose pull or conversion was interrupted; prints those that another process is working on."""
+    """Returns the library entries whose pull or conversion was interrupted; those that another process is working on
+    are left out, with a note.
+    """
     found = [entry for entry in library.entries() if entry.managed and not entry.complete]
     for entry in found:
         if entry.running:

@@ -18,11 +18,12 @@ from ktcli.server.http.state import Rules
 def access_rules(
     host: str, port: int, keys: ApiKeys, names: Sequence[str], origins: Sequence[str], who: str
 ) -> Rules:
-    """Returns the rules of a server at an address.
+    """Returns the rules by which a server at `host` and `port` accepts requests: API keys, host names, and origins of
+    web pages.
 
     Args:
         names, origins: the host names and the origins of pages that are let in beside its own.
-        who: what says that it is to listen there.
+        who: the option or setting that gives the address, for an error's sentence.
     Raises:
         UsageError: other machines reach it, or all pages, and there is no key; or what is let in is malformed.
     """
@@ -35,7 +36,7 @@ def access_rules(
 
 
 def checked_root_path(said: str) -> str:
-    """Returns a root path without a slash at its end; empty: there is none.
+    """Returns the URL path of --root-path without slashes at its end; empty: there is none.
 
     Raises:
         UsageError: it is not a path.
@@ -46,7 +47,9 @@ def checked_root_path(said: str) -> str:
 
 
 def reload_of(keys: ApiKeys, file: Path | None) -> Callable[[], None] | None:
-    """Returns what reads the keys of a file again, which stay as they are if it cannot be used; None: no file."""
+    """Returns a function that replaces `keys` by the API keys that the file has when it is called; if the file cannot
+    be used then, it prints a warning, and the keys stay. None: there is no file.
+    """
     if file is None:
         return None
 

@@ -34,7 +34,8 @@ def first_lines(
     *,
     embeds: bool = False,
 ) -> list[str]:
-    """Returns the lines printed when a server is ready: its address, and its APIs.
+    """Returns the lines printed when a server is ready: its address and APIs, the model, context, memory and predicted
+    speed.
 
     Args:
         pack: the name of the conversion.
@@ -76,8 +77,8 @@ def event_lines(model: str, address: str, events: EventsAddress) -> list[str]:
 
 
 def is_probe(entry: Mapping[str, Any]) -> bool:
-    """Returns whether a request is left out of the log: a request of kt's own commands, or a successful one of a router
-    about the load.
+    """Returns whether a request is left out of the log, by its log entry: a request of kt's own commands, or a
+    successful one of a router about the load.
     """
     if entry["method"] != "GET":
         return False
@@ -86,7 +87,7 @@ def is_probe(entry: Mapping[str, Any]) -> bool:
 
 
 def log_request(entry: dict[str, Any]) -> None:
-    """Writes a line about a request."""
+    """Prints the log line of an HTTP request: time, client, method, path, status, seconds, and tokens in and out."""
     tokens = ""
     if "tokens" in entry:
         cached = f" ({entry['cached_tokens']:,} cached)" if entry["cached_tokens"] else ""
@@ -101,7 +102,7 @@ class LibraryLog(logging.Handler):
     """Says what the libraries of a server log as everything else is said, without tracebacks."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes a warning."""
+        """Prints a log record of a library as a warning."""
         error = record.exc_info[1] if record.exc_info else None
         more = "" if error is None else f" ({type(error).__name__}: {error})"
         out.warn(safe(f"{record.getMessage()}{more}"))
@@ -109,7 +110,7 @@ class LibraryLog(logging.Handler):
 
 @contextmanager
 def libraries_heard() -> Iterator[None]:
-    """Opens a context in which what libraries log is said."""
+    """Opens a context in which log records of libraries, of level WARNING or above, are printed as warnings."""
     handler, root = LibraryLog(logging.WARNING), logging.getLogger()
     root.addHandler(handler)
     try:

@@ -127,7 +127,8 @@ KvEventsOpt = Annotated[str | None, setting_option("kv-events")]
 
 
 def asked_events(address: str | None) -> EventsAddress | None:
-    """Returns the address in the option, or in the setting where the option is not given; None: there is none.
+    """Returns the address for publishing KV events that --kv-events gives, or the setting where the option is not
+    given; None: neither is.
 
     Raises:
         UsageError: it is not an address.

@@ -135,10 +135,11 @@ def serve_with(
     wanted: Wanted,
     keys: Sequence[NamedKey],
 ) -> None:
-    """Serves a model with SGLang, or prints the command line for it.
+    """Serves a model with SGLang; with --dry-run only prints the command line for that, with --print-unit a systemd
+    unit.
 
     Args:
-        keys: those that clients may show.
+        keys: the API keys that clients may show.
     Raises:
         KtError: the engine is not installed, cannot run the model, or does not start.
     """

@@ -61,7 +61,7 @@ class OwnServer:
     supervisor: Supervisor
 
     def run(self) -> None:
-        """Loads the model and serves it until a signal comes."""
+        """Loads the model and serves it over HTTP until a signal comes."""
         access, how = self.access, self.how
         ports = (access.port, OLLAMA_PORT) if access.ollama else (access.port,)
         with (

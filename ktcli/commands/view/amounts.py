@@ -14,7 +14,9 @@ _UNITS = ((86_400 * 365, "years"), (86_400, "days"), (3_600, "hours"), (60, "min
 
 
 def age(seconds: float) -> str:
-    """Returns how long ago a time is, for people; never a time in the future."""
+    """Returns how long ago something was, in words: "3 hours ago" for 11,000 seconds; "just now" below a minute, also
+    for a time in the future.
+    """
     for length, unit in _UNITS:
         if seconds >= length:
             count = int(seconds // length)

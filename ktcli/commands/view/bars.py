@@ -49,11 +49,16 @@ class MemoryBar:
 
     @property
     def need_bytes(self) -> int:
-        """The bytes of all parts."""
+        """The bytes that a plan takes of this memory: the sum over its parts (experts, other
+        weights, cache and so on).
+        """
         return sum(self.parts)
 
     def draw(self, cells: int, glyphs: Sequence[str], limit: str) -> str:
-        """Returns the bar in `cells` characters: its parts, then the free rest; `limit` marks where the memory ends."""
+        """Returns the bar as text of `cells` characters: one of `glyphs` for each part of a plan, in proportion to its
+        bytes, then the last glyph for the free rest; where the parts need more than the memory has, `limit` marks its
+        end.
+        """
         scale = max(self.need_bytes, self.have_bytes, 1)
         drawn, done = "", 0
         for size, glyph in zip(self.parts, glyphs, strict=False):
@@ -67,7 +72,9 @@ class MemoryBar:
 
 
 def can_draw(stream: TextIO | None = None) -> bool:
-    """Returns whether a stream's encoding (stdout) has block characters."""
+    """Returns whether a stream (stdout if None) can show block characters: not if TERM is dumb, LC_ALL is C or POSIX,
+    or its encoding lacks them.
+    """
     # Python writes UTF-8 under LC_ALL=C too, and who says C has asked for ASCII.
     if os.environ.get("TERM") == "dumb" or os.environ.get("LC_ALL") in ("C", "POSIX"):
         return False
@@ -81,8 +88,9 @@ def can_draw(stream: TextIO | None = None) -> bool:
 
 
 def bars_of(made: Plan, disk: DiskNeed | None = None) -> tuple[MemoryBar, ...]:
-    """Returns the memories of a plan: main memory as a whole or by nodes, the GPU's, and the disk if something must
-    come."""
+    """Returns a bar for each memory that a plan uses, with the bytes needed and free: main memory as a whole or by
+    nodes, each GPU, and the disk if something must be downloaded or converted.
+    """
     device = made.device
     near = _parts([line for line in made.lines if line.where != ON_GPU])
     bars = [MemoryBar("memory", near, made.host.available_bytes)]
@@ -119,7 +127,9 @@ def _parts(lines: Sequence[Line]) -> tuple[int, ...]:
 
 
 def draw(bars: Sequence[MemoryBar]) -> str:
-    """Returns the bars below each other, and a legend of their shades."""
+    """Returns the text of the bars below each other, each with its bytes needed and free, and a
+    legend of their shades.
+    """
     width, plain = out.width or _WIDTH, not can_draw()
     glyphs = [kind[2 if plain else 1] for kind in (*KINDS, _FREE)]
     amounts = [f"{gib(bar.need_bytes)}, {gib(bar.have_bytes)} free" for bar in bars]

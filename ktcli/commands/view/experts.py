@@ -77,7 +77,8 @@ class Recorded:
 
 
 def show_experts(model: str, config: Mapping[str, Any]) -> None:
-    """Draws the heat map of the conversion that `kt chat MODEL` would use.
+    """Prints a heat map of how often chats chose each expert of each MoE layer, for the conversion that `kt chat MODEL`
+    would use.
 
     Raises:
         UsageError: the model has no experts.
@@ -98,7 +99,9 @@ def show_experts(model: str, config: Mapping[str, Any]) -> None:
 
 
 def document(recorded: Recorded) -> dict[str, Any]:
-    """Returns the map for --json."""
+    """Returns the record of chosen experts as the document for --json: the counts of each MoE layer by expert, and the
+    hit rates of the most chosen experts.
+    """
     known = recorded.heat
     return {
         "name": recorded.name,
@@ -129,18 +132,24 @@ class Canvas:
 
     @classmethod
     def of(cls, stream: TextIO) -> Canvas:
-        """Returns the canvas of a stream, as wide as the terminal."""
+        """Returns the canvas for a stream: as wide as the terminal, and with ASCII only if the stream lacks block
+        characters.
+        """
         columns = shutil.get_terminal_size((WIDTH, 24)).columns
         return cls(stream, columns, plain=not can_draw(stream))
 
     def paint(self, shade: Shade, cells: int = 1) -> str:
-        """Returns the text of `cells` cells in one shade."""
+        """Returns the text that draws `cells` cells of a heat map in one shade, with colour if the
+        stream supports it.
+        """
         text = (shade.ascii if self.plain else shade.glyph) * cells
         return out.style(text, shade.style, self.stream) if shade.style else text
 
 
 def render(recorded: Recorded, canvas: Canvas) -> str:
-    """Returns the picture, its legend and a summary."""
+    """Returns the heat map of chosen experts as text: a row of shaded cells for each MoE layer, a legend and a summary;
+    a hint instead if nothing was recorded yet.
+    """
     title = safe(recorded.name)
     if not recorded.heat.tokens:
         return (
@@ -214,7 +223,9 @@ class HeatMapLayout:
 
     @classmethod
     def of(cls, experts: int, room: int) -> HeatMapLayout:
-        """Returns the layout that is as wide as `room` columns allow, all cells alike."""
+        """Returns the layout of a heat map for `experts` experts in at most `room` columns (8 if less): the experts per
+        cell and the columns per cell, the same for all cells.
+        """
         per_cell = -(-experts // max(8, room))
         cells = -(-experts // per_cell)
         cell = max(1, min(WIDEST_CELL, room // cells)) if per_cell == 1 else 1
@@ -222,7 +233,13 @@ class HeatMapLayout:
 
 
 def even_shares(counts: NDArray[np.int64], per_cell: int) -> F64Array:
-    """Returns the mean choices of the experts of each cell, in multiples of an even share."""
+    """Returns for each cell of a heat map the mean count of its experts, in multiples of the mean over all experts, f64
+    [cells].
+
+    Args:
+        counts: how often each expert of a layer was chosen, [E].
+        per_cell: the experts of a cell; the last may have fewer.
+    """
     starts = np.arange(0, counts.size, per_cell)
     sizes = np.diff(np.append(starts, counts.size))
     shares: F64Array = np.add.reduceat(counts, starts) / sizes

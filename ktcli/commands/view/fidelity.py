@@ -22,13 +22,14 @@ AGAIN = ": to convert it again, run kt rm {name}, then kt convert {name}"
 
 
 def calibrated_by(identity: str) -> str:
-    """Returns a phrase about the calibration in a manifest, with short hashes."""
+    """Returns the phrase "calibrated by …" for the calibration in a manifest, with short hashes."""
     return f"calibrated by {_HASH.sub(lambda found: found[0][:_HASH_DIGITS], safe(identity))}"
 
 
 def error_report(path: Path) -> dict[str, Any] | None:
-    """Returns the number formats of a pack, its calibration, the errors of the whole model, the errors and cosines of
-    each kind by file, and whether its int8 is that of before; None if the pack cannot be read.
+    """Returns a document about the pack in a folder: its number formats and calibration, the relative errors of the
+    whole model by kind of tensor, errors and cosines of each file, and whether its int8 is that of an older kt; None if
+    the pack cannot be read.
     """
     from ktcli.weights.losses import overall
 
@@ -62,11 +63,12 @@ def error_report(path: Path) -> dict[str, Any] | None:
 def render_report(
     name: str, report: dict[str, Any], *, layers: bool = False, again: bool = False
 ) -> str:
-    """Returns the report as text, a line per kind: over all layers, and the worst layer. Older packs have no cosines.
+    """Returns a report of `error_report` as text, a table with a line per kind of tensor: the error over all layers,
+    and the worst layer. Older packs have no cosines.
 
     Args:
         layers: whether a line per layer follows.
-        again: whether it can be converted again.
+        again: whether to say how a pack in an outdated format is converted again.
     """
     rows = [("", "format", "error (rms)", "worst layer", "lowest cosine")]
     for kind, words in WORDS.items():

@@ -15,7 +15,9 @@ from ktcli.output import out
 
 
 def machine_figures(machine: Machine, pool: Pool) -> dict[str, Any]:
-    """Returns the facts of the machine without its name: results are meant to be shared."""
+    """Returns the facts of a machine for a benchmark's results: CPU, sockets, cores, memory, ISA, threads and teams;
+    without its name, since results are meant to be shared.
+    """
     return {
         "cpu": machine.cpu.model,
         "sockets": machine.cpu.sockets,
@@ -28,7 +30,9 @@ def machine_figures(machine: Machine, pool: Pool) -> dict[str, Any]:
 
 
 def engine_figures(work: str, name: str, engine: Engine) -> dict[str, Any]:
-    """Returns the first fields of a row of results: the work, and the engine that did it."""
+    """Returns the first fields of a row of benchmark results: the kind of work, and the model, format of the experts,
+    ISA, threads and layers of the engine that did it.
+    """
     return {
         "work": work,
         "model": name,
@@ -40,7 +44,9 @@ def engine_figures(work: str, name: str, engine: Engine) -> dict[str, Any]:
 
 
 def measured_figures(measured: Measurement) -> dict[str, Any]:
-    """Returns the last fields of a row of results whose runs were measured between ceilings."""
+    """Returns the last fields of a row of benchmark results: the number of runs, whether they were noisy, and the
+    percentage of the cores that other processes used.
+    """
     return {
         "runs": len(measured.runs),
         "noisy": measured.noisy,
@@ -57,7 +63,8 @@ def show_results(
     *,
     front: Mapping[str, Any] | None = None,
 ) -> None:
-    """Prints the results of a benchmark: as rows of figures below the machine and its ceilings, or as text.
+    """Prints the results of a benchmark: with --json the machine, its ceilings and `rows`, else the text that `words`
+    returns.
 
     Args:
         ceilings: what the rows are compared with; None: with nothing of the machine's.
@@ -76,7 +83,9 @@ def threads_words(pool: Pool) -> str:
 
 
 def ceiling_figures(ceilings: Ceilings) -> dict[str, float]:
-    """Returns the figures of all ceilings; one that the work did not need is measured now."""
+    """Returns the machine's measured limits: read bandwidth in GB/s, and arithmetic peaks of int8 (GOP/s) and bf16
+    (GFLOP/s); one that the benchmark did not need is measured now.
+    """
     return {
         "read_gb_s": ceilings.rate(Ceiling.READ) / 1e9,
         "int8_gop_s": ceilings.rate(Ceiling.INT8) / 1e9,
@@ -85,7 +94,7 @@ def ceiling_figures(ceilings: Ceilings) -> dict[str, float]:
 
 
 def ceiling_words(ceilings: Ceilings) -> str:
-    """Returns the ceilings as text."""
+    """Returns the machine's measured limits as text: "read 20.1 GB/s, int8 1.79 TOP/s, bf16 …"."""
     rates = ceiling_figures(ceilings)
     int8, bf16 = 1e9 * rates["int8_gop_s"], 1e9 * rates["bf16_gflop_s"]
     return (
@@ -102,7 +111,9 @@ def ops_words(rate: float, what: str = "OP") -> str:
 
 
 def warn_noisy(others_shares: Iterable[float]) -> None:
-    """Prints a warning if other processes used more of the cores in one of the measurements than they may."""
+    """Prints a warning if other processes used more than NOISY_SHARE of the cores during one of the measurements, whose
+    shares (0 to 1) are given.
+    """
     others_share = max(others_shares, default=0.0)
     if others_share <= NOISY_SHARE:
         return

@@ -25,7 +25,9 @@ _MOST_POINTS = 2000  # of a line: more are not seen
 
 
 def plan_document(plan: FinetunePlan) -> dict[str, Any]:
-    """Returns a plan for --json."""
+    """Returns the plan of a fine-tuning run as the document for --json: what is trained, memory, steps and predicted
+    seconds.
+    """
     found = asdict(plan)
     found.pop("advice")
     return found | {
@@ -38,7 +40,9 @@ def plan_document(plan: FinetunePlan) -> dict[str, Any]:
 
 
 def plan_words(plan: FinetunePlan) -> str:
-    """Returns a plan for people."""
+    """Returns the plan of a fine-tuning run as text: tables of what is trained, of memory and of the steps, and advice
+    if it does not fit.
+    """
     trained = [(each.part, f"{each.matrices:,}", f"{each.parameters:,}") for each in plan.parts]
     trained.append(("total", f"{sum(e.matrices for e in plan.parts):,}", f"{plan.parameters:,}"))
     memory = [(each.name, gib(each.size_bytes)) for each in plan.memory if each.size_bytes]
@@ -106,13 +110,15 @@ def _times(plan: FinetunePlan) -> list[tuple[str, str]]:
 
 
 def step_words(report: StepReport) -> str:
-    """Returns the line of a step."""
+    """Returns the line that is printed about a training step: its number, loss, learning rate, tokens per second,
+    memory, and the time left.
+    """
     left = duration(report.left_s)
     return f"step {report.step:,}/{report.steps:,}  {step_figures(report)}  {left} left"
 
 
 def step_figures(report: StepReport) -> str:
-    """Returns the figures of a step for the progress bar."""
+    """Returns the figures of a training step for the progress bar: loss, learning rate, tokens per second, memory."""
     return (
         f"loss {report.loss:.4f}  lr {report.rate:.2e}  {report.tok_s:,.0f} tokens/s  "
         f"{gib(report.memory_bytes)}"
@@ -120,8 +126,10 @@ def step_figures(report: StepReport) -> str:
 
 
 def draw_losses(path: Path, losses: Points, evaluations: Points) -> None:
-    """Draws the training and evaluation losses of a run over its steps.
+    """Draws the training and evaluation losses of a run over its steps into an SVG file.
 
+    Args:
+        losses, evaluations: pairs of a step and its loss.
     Raises:
         OSError: it cannot be written.
     """
@@ -156,8 +164,11 @@ def draw_losses(path: Path, losses: Points, evaluations: Points) -> None:
 
 
 def draw_losses_with_matplotlib(path: Path, losses: Points, evaluations: Points) -> None:
-    """Draws the losses into a file of any format that matplotlib can write, without a display.
+    """Draws the training and evaluation losses of a run over its steps into a file, in the format of its suffix, one
+    that matplotlib can write, without a display.
 
+    Args:
+        losses, evaluations: pairs of a step and its loss.
     Raises:
         OSError: it cannot be written.
     """

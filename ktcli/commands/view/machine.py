@@ -35,12 +35,16 @@ class TeamsHere:
         return sum(team.threads for team in self.teams)
 
     def document(self) -> dict[str, Any]:
-        """Returns the teams for --json."""
+        """Returns the teams of threads as the document for --json: the number of threads, the NUMA setting, and each
+        team.
+        """
         teams = [asdict(team) for team in self.teams]
         return {"threads": self.count, "numa": str(self.numa), "teams": teams}
 
     def rows(self) -> list[tuple[str, str]]:
-        """Returns the rows for people: one, or one for each team below it."""
+        """Returns the rows about threads of a table for people, each a label and a text: one row, or with several teams
+        one for each below it.
+        """
         said = f", set by {self.forced}" if self.forced else ""
         if len(self.teams) == 1:
             return [("Threads", f"{_team_words(self.teams[0])}{said}")]
@@ -63,7 +67,9 @@ class TilesHere:
     choice: tiles.Choice | None
 
     def document(self) -> dict[str, Any]:
-        """Returns the report for --json."""
+        """Returns the report on AMX as the document for --json: each condition, whether it is used and why, and the
+        tokens per expert from which it is.
+        """
         found, choice = self.verdict, self.choice
         least = choice.tile_min if choice else None
         return {
@@ -77,7 +83,9 @@ class TilesHere:
         }
 
     def rows(self) -> list[tuple[str, str]]:
-        """Returns the rows for people: the verdict, and below it the checks that it rests on."""
+        """Returns the rows about AMX of a table for people, each a label and a text: whether it is used, below it the
+        checks that this rests on, and the batch size from which it is used.
+        """
         found = self.verdict
         checks = {"CPU": found.cpuid, "system": found.os, "permission": found.permission}
         words = {True: "yes", False: "no", None: "–"}
@@ -118,7 +126,9 @@ class Examination:
 
     @property
     def verdict(self) -> str:
-        """The verdict on the machine by its most severe problem: a sentence in colour."""
+        """The verdict of `kt doctor` on the machine, a sentence in colour: good, usable with warnings, or unable to run
+        kt, by the most severe problem.
+        """
         worst = max((problem.level for problem in self.problems), default=Level.NOTE)
         words, colour = {
             Level.NOTE: ("Good: this machine can run kt.", "green"),
@@ -134,7 +144,9 @@ class Examination:
 
 
 def render(found: Examination) -> str:
-    """Returns the verdict, a few rows, and the problems found."""
+    """Returns the short report of `kt doctor` as text: the verdict, a few rows of facts, and the problems without the
+    notes.
+    """
     notes = [problem for problem in found.problems if problem.level is Level.NOTE]
     shown = [problem for problem in found.problems if problem.level is not Level.NOTE]
     words = [found.verdict, out.table(_short_rows(found))]
@@ -144,7 +156,7 @@ def render(found: Examination) -> str:
 
 
 def render_all(found: Examination) -> str:
-    """Returns the verdict and every fact and finding."""
+    """Returns the full report of `kt doctor -v` as text: the verdict, all facts, and all problems and notes."""
     begin = found.begin.rows() if found.begin and found.has_tiles else []
     rows = [
         *_processor_rows(found.machine, _shown_kernels(found), found.threads),

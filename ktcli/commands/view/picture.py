@@ -21,7 +21,7 @@ _TICKS = 5  # about so many on an axis
 
 
 def new_picture(width: float, height: float) -> xml.Element:
-    """Returns an empty picture on white, of so many pixels."""
+    """Returns an SVG element of `width` by `height` pixels with a white background."""
     picture = xml.Element(
         "svg", xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {width} {height}",
         width=f"{width}", height=f"{height}",
@@ -32,7 +32,7 @@ def new_picture(width: float, height: float) -> xml.Element:
 
 
 def write(picture: xml.Element, path: Path) -> None:
-    """Writes a picture as an SVG file; the same picture gives the same file.
+    """Writes an SVG element to a file; the same picture gives the same file.
 
     Raises:
         OSError: it cannot be written.
@@ -43,7 +43,7 @@ def write(picture: xml.Element, path: Path) -> None:
 
 
 def step_of(length: float) -> float:
-    """Returns a round distance of ticks on an axis: 1, 2 or 5 times a power of ten."""
+    """Returns the distance between ticks on an axis of this length: 1, 2 or 5 times a power of ten."""
     rough = length / _TICKS
     power = 10.0 ** floor(log10(rough))
     return float(next(n * power for n in (1, 2, 5, 10) if n * power >= rough))
@@ -52,7 +52,7 @@ def step_of(length: float) -> float:
 def line(
     picture: xml.Element, start: tuple[float, float], end: tuple[float, float], colour: str = GREY
 ) -> None:
-    """Draws a line between two points."""
+    """Adds a line between two points (x, y), in pixels, to an SVG picture."""
     places = {"x1": start[0], "y1": start[1], "x2": end[0], "y2": end[1]}
     xml.SubElement(picture, "line", {k: f"{v:.1f}" for k, v in places.items()}, stroke=colour)
 
@@ -60,7 +60,9 @@ def line(
 def words(
     picture: xml.Element, text: str, x: float, y: float, *, size: int, anchor: str = "middle"
 ) -> None:
-    """Writes text with its baseline at a height."""
+    """Adds a text to an SVG picture, with its baseline at the height `y` and its start, middle or end (`anchor`) at
+    `x`.
+    """
     place = {"x": f"{x:.1f}", "y": f"{y:.1f}", "font-size": f"{size}", "text-anchor": anchor}
     xml.SubElement(picture, "text", place).text = text
 
@@ -83,8 +85,8 @@ PlotOpt = Annotated[
 
 
 def draw_into(path: Path, draw: Callable[[Path], None]) -> None:
-    """Writes a drawing to a temporary file and renames it to `path`, so that an older drawing stays until the new one
-    is whole.
+    """Calls `draw` with a temporary file and renames that to `path`, so that an older drawing stays until the new one
+    is whole; prints a note.
 
     Raises:
         KtError: it cannot be written.

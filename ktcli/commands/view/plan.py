@@ -29,7 +29,9 @@ _NARROW = 70  # columns below which the table of parts is short
 
 
 def document(name: str, made: Plan) -> dict[str, Any]:
-    """Returns the plan for --json."""
+    """Returns the plan of a model as the document for --json: whether it fits, the bytes of each part, predicted tokens
+    per second, the machine and its rates, and advice.
+    """
     host, speed = made.host, made.speed
     return {
         "model": name,
@@ -70,7 +72,9 @@ def document(name: str, made: Plan) -> dict[str, Any]:
 
 
 def lever_document(lever: Lever) -> dict[str, Any]:
-    """Returns the options that would help a plan, for --json."""
+    """Returns a change of options that would help a plan as a document for --json: the options, and the memory, formats
+    and predicted tokens per second with them.
+    """
     plan = lever.plan
     assert plan is not None
     return {
@@ -90,7 +94,8 @@ def lever_document(lever: Lever) -> dict[str, Any]:
 def render(
     name: str, made: Plan, disk: DiskNeed | None = None, following: Sequence[str] = ()
 ) -> str:
-    """Returns the plan for people.
+    """Returns the plan of a model as text for the terminal: whether it fits, bars of memory, tables of parts and
+    predictions, notes and advice.
 
     Args:
         disk: what must come onto the disk; None: this is another machine.
@@ -254,7 +259,9 @@ def _traffic_words(made: Plan) -> str:
 
 
 def device_document(made: DevicePlan) -> dict[str, Any]:
-    """Returns the GPUs' part of a plan, for --json."""
+    """Returns the GPUs' part of a plan as a document for --json: bytes, resident experts, hit rate, deferral, prefill,
+    times in microseconds, and rates.
+    """
     return {
         "gpus": [_segment_document(each) for each in made.segments],
         "need_bytes": made.need.total,
@@ -301,7 +308,9 @@ def _segment_document(each: SegmentPlan) -> dict[str, Any]:
 
 
 def device_rows(made: DevicePlan) -> list[tuple[str, str]]:
-    """Returns the GPUs' part of a plan, for people."""
+    """Returns the GPUs' part of a plan as rows of a table for people, each a label and a text: one for each GPU, then
+    the reasons of the plan's decisions.
+    """
     rows = [(f"GPU {each.gpu.index}", _segment_words(made, each)) for each in made.segments]
     busy = f"CPU {made.cpu_busy:.0%} and GPU {made.gpu_busy:.0%} busy while decoding"
     if len(rows) == 1:
@@ -319,7 +328,9 @@ def _segment_words(made: DevicePlan, each: SegmentPlan) -> str:
 
 
 def rate_rows(rates: DeviceRates) -> list[tuple[str, str]]:
-    """Returns the GPU's rates and where they come from, for people."""
+    """Returns the GPU's rates and where they come from as rows of a table for people, each an empty
+    label and a text.
+    """
     words = (
         f"GPU read {rates.read_bps / 1e9:.0f} GB/s, bf16 {rates.bf16_ops / 1e12:.0f} TFLOP/s,"
         f" copies to it {rates.copy_bps / 1e9:.0f} GB/s"
@@ -328,7 +339,9 @@ def rate_rows(rates: DeviceRates) -> list[tuple[str, str]]:
 
 
 def cost_words(cost: Cost) -> str:
-    """Returns the sentence "--defer 0: decode at 12.1 instead of 15.3 tokens/s"."""
+    """Returns the effect of an option on the predicted speed and memory as text: "--defer 0: decode at 12.1 instead of
+    15.3 tokens/s".
+    """
     own, forced = predicted(cost.own), predicted(cost.forced)
     changes = {"memory": cost.memory_bytes, "GPU memory": cost.device_bytes}
     more = "".join(

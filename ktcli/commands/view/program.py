@@ -22,7 +22,9 @@ _F32_BYTES = 4
 
 
 def show_program(name: str, recipe: Recipe, config: Mapping[str, Any]) -> None:
-    """Prints the program of a config in number formats: no weight is read."""
+    """Prints the operations of a step of the model with this config, in the number formats of `recipe`; no weight is
+    read.
+    """
     recording = record(build(config).forward)
     out.result(_document(name, recording), lambda: _render(name, recording, recipe))
 

@@ -67,7 +67,9 @@ class Found:
         asked: EvalRequest,
         complete: bool,
     ) -> Found:
-        """Returns the results of the variants that predicted enough tokens for an interval."""
+        """Returns the results of an evaluation: for each variant that predicted enough tokens for an interval its
+        negative log-likelihood, and for all but the first the difference from the first.
+        """
         results = tuple(
             VariantResult(
                 variant,
@@ -82,7 +84,7 @@ class Found:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens that every result has."""
+        """The smallest number of tokens that a variant predicted; 0 without results."""
         return min((result.tokens for result in self.results), default=0)
 
 
@@ -90,7 +92,10 @@ class Found:
 
 
 def document(found: Found) -> dict[str, Any]:
-    """Returns the figures for --json, nats per token unless their name says otherwise."""
+    """Returns the results of an evaluation on a text as the document for --json: the text, and for each variant
+    likelihood, perplexity and difference from the first. Figures are in nats per token unless their name says
+    otherwise.
+    """
     text = found.passage.text.encode()
     return {
         "text": {
@@ -168,7 +173,9 @@ def _figures(value: Interval) -> dict[str, float]:
 
 
 def words(found: Found) -> str:
-    """Returns the table for people, and a legend of its columns."""
+    """Returns the results of an evaluation on a text as text: a table of likelihood and perplexity of each variant, one
+    of differences from the first, and what the intervals mean.
+    """
     asked, reading = found.asked, found.reading
     width = min(80, out.width or 80)
     lines = wrap(
@@ -246,9 +253,10 @@ class Chart:
 
     @classmethod
     def of(cls, title: str, rows: Sequence[tuple[str, Interval]], *, zero: bool) -> Chart:
-        """Returns a chart whose axis has room for all intervals.
+        """Returns a chart whose axis and ticks have room for all intervals.
 
         Args:
+            rows: each interval with its label.
             zero: whether the axis shows 0.
         """
         ends = [end for _, value in rows for end in (value.low, value.high)]
@@ -261,12 +269,14 @@ class Chart:
         return cls(title, named, ticks[0], ticks[-1], ticks)
 
     def share(self, value: float) -> float:
-        """Returns the position of a value on the axis, 0 to 1."""
+        """Returns the position of a value on the axis of the chart: 0 at its low end, 1 at its high end."""
         return (value - self.low) / (self.high - self.low)
 
 
 def charts(found: Found) -> list[Chart]:
-    """Returns the charts of a result: likelihoods where there is one variant only, else the losses of the others."""
+    """Returns the charts for the results of an evaluation: one of the likelihoods where there is one variant only, else
+    of the losses against the first variant, and of their KL divergences if known.
+    """
     pairs = [(result.variant.label, result.against) for result in found.results if result.against]
     if not pairs:
         alone = [(result.variant.label, result.nll) for result in found.results]
@@ -278,15 +288,16 @@ def charts(found: Found) -> list[Chart]:
 
 
 def drawn(found: Found, columns: int) -> str:
-    """Returns the charts of the differences as text for a terminal of so many columns; empty without differences, or
-    room."""
+    """Returns the charts of the differences from the first variant as text for a terminal of `columns` columns; empty
+    without differences, or room.
+    """
     if len(found.results) < 2:
         return ""
     return "\n\n".join(filter(None, (_text(chart, columns) for chart in charts(found))))
 
 
 def draw(found: Found, path: Path) -> None:
-    """Writes an SVG file; the same figures give the same file.
+    """Writes the charts of an evaluation to an SVG file; the same figures give the same file.
 
     Raises:
         OSError: it cannot be written.

@@ -16,14 +16,16 @@ from ktcli.server.router.supervision import RouterSettings
 
 
 def command_of(settings: RouterSettings) -> list[str]:
-    """Returns the command line of a router, its keys hidden."""
+    """Returns the words of the command line that starts a router, its keys hidden."""
     urls = [each.url for each in settings.servers]
     words = arguments(urls, settings.plan, settings.place, settings.keys.hidden())
     return [settings.engine.name, *words]
 
 
 def settings_document(settings: RouterSettings) -> dict[str, Any]:
-    """Returns the plan of a router for --json."""
+    """Returns the settings of a router as the document for --json: model, address, command line, routing thresholds,
+    and servers.
+    """
     plan, place = settings.plan, settings.place
     return {
         "model": settings.model,
@@ -54,7 +56,9 @@ def _server_document(server: ServerFacts) -> dict[str, Any]:
 
 
 def settings_words(settings: RouterSettings) -> str:
-    """Returns the plan of a router for people."""
+    """Returns the settings of a router as text: a table of its servers, the routing thresholds, and
+    the command line.
+    """
     head = ("SERVER", "MODEL", "CONTEXT", "STREAMS", "PROGRAM")
     rows = [
         (each.url, each.model, _count(each.context), _count(each.streams), each.program)
@@ -69,7 +73,7 @@ def settings_words(settings: RouterSettings) -> str:
 
 
 def first_lines(settings: RouterSettings) -> list[str]:
-    """Returns the lines about a router that is ready."""
+    """Returns the lines printed when a router is ready: its API address, servers, routing and counters."""
     place = settings.place
     rows = {
         "API": f"OpenAI {place.url}/v1",
@@ -92,13 +96,15 @@ def _rows(settings: RouterSettings) -> list[tuple[str, str]]:
 
 
 def status_document(found: RouterStatus) -> dict[str, Any]:
-    """Returns the status of a router for --json."""
+    """Returns the status of a router as the document for --json, with the fields of `RouterStatus`."""
     document: dict[str, Any] = msgspec.to_builtins(found)
     return document
 
 
 def status_words(found: RouterStatus) -> str:
-    """Returns the status of a router for people."""
+    """Returns the status of a router as text: a table of its servers, and the counts of requests and of routing
+    decisions.
+    """
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.since))
     again = f", restarted {counted(found.restarts, 'time')}" if found.restarts else ""
     first = f"{found.model} at {found.address} since {since} ({found.version}){again}"

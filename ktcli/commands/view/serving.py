@@ -28,7 +28,8 @@ _PANEL, _HEIGHT, _TOP, _BOTTOM, _MARGIN, _AXIS = 340, 220, 56, 52, 16, 56
 def serving_document(
     endpoint: Endpoint, traffic: Traffic, driven: Driven, served: Served, retokenized: int | None
 ) -> dict[str, Any]:
-    """Returns the results under the names of SGLang's `bench_serving`; latencies in milliseconds.
+    """Returns the results of a load test as a document with the keys of SGLang's `bench_serving`; latencies in
+    milliseconds, throughputs per second.
 
     Args:
         retokenized: the tokens of the answers as the server cuts them; None: it does not tell.
@@ -66,7 +67,9 @@ def serving_document(
 
 
 def servers_document(driven: Driven) -> list[dict[str, Any]]:
-    """Returns the counts and times of each server behind a router; [] where no router names any."""
+    """Returns a document for each server behind a router: its requests, tokens, and median and p99 latencies in
+    milliseconds; [] where no router names any.
+    """
     routed = by_server(driven)
     total = sum(map(len, routed.values()))
     return [_server_document(name, answers, total) for name, answers in routed.items()]
@@ -110,7 +113,9 @@ def _server_lines(servers: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def serving_words(found: dict[str, Any]) -> str:
-    """Returns the block that SGLang prints, of a document."""
+    """Returns a document of `serving_document` as the block of text that SGLang prints, with a table of servers behind
+    a router.
+    """
     rate, most = found["request_rate"], found["max_concurrency"]
     retokenized = found["total_output_tokens_retokenized"]
     rows: list[tuple[str, Any]] = [
@@ -144,7 +149,9 @@ def serving_words(found: dict[str, Any]) -> str:
 
 
 def request_lines(driven: Driven) -> str:
-    """Returns a line of JSON for each request, in the order in which they were sent; seconds."""
+    """Returns a line of JSON for each request of a load test, in the order in which they were sent: times in seconds
+    since the first request, tokens, server, and error.
+    """
     first_s = min((each.sent_s for each in driven.answers), default=0.0)
     return "".join(
         json.dumps(_request(at, each, first_s)) + "\n" for at, each in enumerate(driven.answers)
@@ -152,7 +159,7 @@ def request_lines(driven: Driven) -> str:
 
 
 def draw_percentiles(served: Served, title: str, path: Path) -> None:
-    """Draws the percentiles of TTFT and ITL into an SVG file.
+    """Draws the percentiles of two latencies of a load test, TTFT and ITL in milliseconds, into an SVG file.
 
     Raises:
         OSError: it cannot be written.

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 
 def speed_row(subject: Subject, engine: Engine, result: BenchResult) -> dict[str, Any]:
-    """Returns the row of one result, which begins with the keys of all of kt's benchmarks."""
+    """Returns the figures of a speed benchmark as a row for --json: the fields of `engine_figures`, tokens per second,
+    bandwidth, operations, and the share of the ceiling in percent.
+    """
     measured, spread = result.measured, result.spread
     attention_s = result.attention_s  # 0 where the CPU has none of it
     row: dict[str, Any] = {
@@ -68,7 +70,7 @@ def speed_row(subject: Subject, engine: Engine, result: BenchResult) -> dict[str
 def speed_words(
     row: dict[str, Any], result: BenchResult, pool: Pool, ceilings: Ceilings, profile: bool
 ) -> str:
-    """Returns the speed as text."""
+    """Returns a row of `speed_row` as a table of text, with the times of operations below it if `profile`."""
     of = "read bandwidth" if result.job.kind is Phase.DECODE else "arithmetic peak"
     layers = f"{row['layers']} of {row['layers_of_model']} layers"
     experts = f"{row['format']} experts, " if row["format"] else ""
@@ -127,7 +129,9 @@ def batch_words(
     ceilings: Ceilings,
     profile: bool,
 ) -> str:
-    """Returns the speeds of several numbers of answers, as text."""
+    """Returns the rows of a benchmark with several numbers of simultaneous answers as text: a table with tokens per
+    second, gain and experts for each number.
+    """
     first = speed_words(rows[0], results[0], pool, ceilings, profile=False).split("\n")
     head = [line for line in first if line.startswith(("Model", "Threads", "Ceiling"))]
     lines = [
@@ -147,7 +151,9 @@ def batch_words(
 
 
 def warn_about(results: list[BenchResult]) -> None:
-    """Prints warnings about conditions that make the figures less reliable."""
+    """Prints warnings about conditions that make the figures of benchmark results less reliable: other processes, and
+    uneven choices of experts.
+    """
     warn_noisy(result.measured.others_share for result in results)
     result = results[0]
     if result.spread is not None and not result.spread.even:
@@ -167,7 +173,7 @@ class Used:
 
 
 def device_figures(used: Used, result: BenchResult, trace: Trace | None) -> dict[str, Any]:
-    """Returns the figures for --json.
+    """Returns the figures of a GPU in a benchmark, for --json: experts on it, hit rate, busy times and rates.
 
     Args:
         trace: the trace of one decode step; None: none was taken.
@@ -197,7 +203,9 @@ def device_figures(used: Used, result: BenchResult, trace: Trace | None) -> dict
 
 
 def trace_figures(trace: Trace) -> dict[str, Any]:
-    """Returns the figures of the traced step; the profiler slows it down a little, so shares count, not its time."""
+    """Returns the figures of the traced step for --json: its milliseconds, launches, and busy shares of CPU and GPU in
+    percent; the profiler slows it down a little, so shares count, not its time.
+    """
     of_device = [event for event in trace.events if event.track == DEVICE]
     found: dict[str, Any] = {
         "traced_step_ms": 1e3 * trace.seconds,
@@ -212,12 +220,14 @@ def trace_figures(trace: Trace) -> dict[str, Any]:
 
 
 def hit_rate(chosen: NDArray[np.int64], mask: NDArray[np.bool_]) -> float:
-    """Returns the share of the choices [MoE layers, E] that fell on experts of the device; 0 without choices."""
+    """Returns the share, 0 to 1, of the choices of experts that fell on experts of the GPU; 0 without choices. `chosen`
+    has counts and `mask` the experts on the GPU, both [MoE layers, E].
+    """
     return float(chosen[mask].sum() / max(1, chosen.sum()))
 
 
 def device_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """Returns the rows for people."""
+    """Returns the GPU's figures of `device_figures` as rows of a table for people, each a label and a text."""
     counts = found["gpu_experts"]
     each = f"{counts[0]}" if len(set(counts)) == 1 else f"{min(counts)} to {max(counts)}"
     rows = [

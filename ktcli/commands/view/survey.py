@@ -20,7 +20,9 @@ _NARROW, _MIDDLE, _WIDE = 60, 96, 200  # columns below which a table has fewer; 
 
 
 def survey_document(host: Host, found: Sequence[Surveyed]) -> dict[str, Any]:
-    """Returns the models for --json, best first."""
+    """Returns the survey of all models as the document for --json: the machine, the name of the best model, and each
+    model, best first.
+    """
     best = found[0] if found and found[0].fits else None
     return {
         "machine": {
@@ -37,7 +39,9 @@ def survey_document(host: Host, found: Sequence[Surveyed]) -> dict[str, Any]:
 
 
 def surveyed_document(each: Surveyed) -> dict[str, Any]:
-    """Returns one model of a survey for --json."""
+    """Returns one model of a survey as a document for --json: size, licence, whether it fits and why not, memory, and
+    predicted tokens per second.
+    """
     profile, plan = each.profile, each.plan
     speed = plan.speed if plan else None
     return {
@@ -67,7 +71,8 @@ def surveyed_document(each: Surveyed) -> dict[str, Any]:
 def render_survey(
     host: Host, found: tuple[Surveyed, ...], machine: str = "", disk: Disk | None = None
 ) -> str:
-    """Returns the models for people.
+    """Returns the survey of models on a machine as text: a table of those that run and of the smallest that do not, and
+    what to do next.
 
     Args:
         machine: the name of another machine; empty: this one.
@@ -98,7 +103,7 @@ def render_survey(
 
 
 def origins(found: Sequence[Surveyed]) -> list[str]:
-    """Returns a line for each model that is known from a file of the user."""
+    """Returns a line for each model whose profile comes from a file of the user: its name and the path of the file."""
     return [
         out.fold(f"{each.profile.name}: from {safe(shown(each.profile.origin))}", "  ")
         for each in found
@@ -128,7 +133,9 @@ def _machine_words(host: Host) -> str:
 
 
 def survey_table(found: Sequence[Surveyed]) -> str:
-    """Returns the table of models, with as many columns as the terminal has room for."""
+    """Returns the table of a survey (model, memory, speed and so on), with as many columns as the terminal has room
+    for; each line begins with a mark for whether the model runs here.
+    """
     columns = columns_for(3, 5, 7)
     speed = "TOKENS/S" if columns > 3 else "T/S"
     head = ("MODEL", "MEMORY", speed, "READS/S", "DOWNLOAD", "RELEASED", "LICENCE")
@@ -137,7 +144,7 @@ def survey_table(found: Sequence[Surveyed]) -> str:
 
 
 def columns_for(narrow: int, middle: int, wide: int) -> int:
-    """Returns the number of columns that fit this terminal, of those for a narrow, a middle and a wide one."""
+    """Returns `narrow`, `middle` or `wide`, numbers of table columns, by the width of the terminal."""
     width = out.width or _WIDE
     return narrow if width < _NARROW else middle if width < _MIDDLE else wide
 
@@ -145,7 +152,12 @@ def columns_for(narrow: int, middle: int, wide: int) -> int:
 def marked_table(
     rows: Sequence[Sequence[str]], head: Sequence[str], good: Sequence[bool], right: Sequence[int]
 ) -> str:
-    """Returns a table whose lines begin with whether the model runs here."""
+    """Returns the text of a table whose lines begin with a mark for whether the model runs here.
+
+    Args:
+        good: whether it does, for each row.
+        right: the columns that are right-aligned.
+    """
     kept = [i for i in right if i < len(head)]
     first, *lines = table(rows, head, right=kept).splitlines()
     yes, no = ("\u2713", "\u2717") if can_draw() else ("+", "-")
@@ -154,13 +166,15 @@ def marked_table(
 
 
 def download_words(each: Surveyed) -> str:
-    """Returns where a model is, or what its download takes."""
+    """Returns where a model is, "built in", "pack" or "checkpoint", or the size of its download if
+    it is not on disk.
+    """
     profile = each.profile
     return "built in" if profile.builtin else each.here or gib(profile.download_bytes or 0)
 
 
 def memory_words(plan: Plan) -> str:
-    """Returns the memory that a plan takes of the machine and of the GPU, where it is used."""
+    """Returns the memory that a plan takes of the machine and of the GPUs together, as text: "3.2 GiB"."""
     return gib(plan.need_bytes + (plan.device.need.total if plan.device else 0))
 
 

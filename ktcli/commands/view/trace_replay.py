@@ -51,7 +51,9 @@ class ReplaySubject:
 
 
 def replay_document(about: ReplaySubject, compared: Compared) -> dict[str, Any]:
-    """Returns the results for --json; shares in percent, sizes in tokens, None: without a limit."""
+    """Returns the results of a replayed trace as the document for --json: the trace, the results of each fleet of
+    servers, and what is needed. Shares are in percent, sizes in tokens; None: without a limit.
+    """
     trace, speed = about.trace, compared.speed
     found = recommend(compared, about.most_wait_s)
     return {
@@ -113,7 +115,9 @@ def _row(about: ReplaySubject, compared: Compared, each: Replayed) -> dict[str, 
 
 
 def replay_words(about: ReplaySubject, compared: Compared) -> str:
-    """Returns the results as text: the trace, the table, and the answer."""
+    """Returns the results of a replayed trace as text: the facts of the trace, a table with a row for each fleet of
+    servers, and the answer.
+    """
     trace, speed = about.trace, compared.speed
     stretched = ""
     if speed and speed.stretch != 1:
@@ -179,7 +183,9 @@ def _cells(about: ReplaySubject, compared: Compared, each: Replayed) -> list[str
 
 
 def answer(about: ReplaySubject, compared: Compared, found: Recommendation) -> list[str]:
-    """Returns a sentence or two on each thing that would help; a pure function of its arguments."""
+    """Returns the answer of a replay as sentences: whether a router, larger cache or more servers would help, and how
+    much; a pure function of its arguments.
+    """
     lines = [_need_words(about, compared, found)]
     lines += _routing_words(about, compared)
     lines += _size_words(about, compared)
@@ -282,7 +288,9 @@ def _p95(each: Replayed) -> float:
 
 
 def size(about: ReplaySubject, blocks: int | None) -> str:
-    """Returns the size of a cache for people, in bytes where those of a token are known."""
+    """Returns the size of a cache of `blocks` blocks for people, in bytes where those of a token are known, else in
+    tokens; "unlimited" for None, "none" for 0.
+    """
     if not blocks:
         return "unlimited" if blocks is None else "none"
     tokens = blocks * about.trace.block
@@ -292,17 +300,17 @@ def size(about: ReplaySubject, blocks: int | None) -> str:
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """Returns a share for people: "37.4 %"."""
+    """Returns a share, 0 to 1, as a percentage for people: "37.4 %"."""
     return f"{100 * share:,.{digits}f} %"
 
 
 def millions(count: int) -> str:
-    """Returns a large number for people: "144.8M", "12,345"."""
+    """Returns a count for people, in millions from a million on: "144.8M", "12,345"."""
     return f"{count / 1e6:,.1f}M" if count >= 1_000_000 else f"{count:,}"
 
 
 def seconds(value: float) -> str:
-    """Returns a time for people: "0.42 s", "12 s", "3.5 min", "21 h"."""
+    """Returns a time in seconds for people: "0.42 s", "12 s", "3.5 min", "21 h"."""
     for unit, each, below in (("s", 1, 100), ("min", 60, 6000), ("h", 3600, 3600 * 48)):
         if value < below:
             form = ".2g" if value < 100 * each else ",.0f"

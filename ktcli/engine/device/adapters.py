@@ -121,25 +121,33 @@ class DeviceUpdates:
 
     @property
     def products(self) -> Mapping[str, int]:
-        """The names of the tensors whose products can be updated, each with the ranks that there is room for."""
+        """A mapping from the names of the weight tensors whose products can be updated to the ranks that there is room
+        for; 0: none.
+        """
         return self._ranks
 
     @property
     def norms(self) -> Mapping[str, Tensor]:
-        """The gains that can be replaced, by name."""
+        """A mapping from the names of the norms' gains that an adapter can replace to the tensors on the devices that
+        steps read.
+        """
         return self._gains
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of the devices' buffers."""
+        """The bytes of device memory that the buffers for adapters' factors take."""
         return sum(each.size_bytes for each in self._buffers)
 
     def ranks(self, name: str) -> int:
-        """Returns the most ranks that the updates of a product by one adapter have together; 0: there is no room."""
+        """Returns the most ranks, summed over one adapter's low-rank updates, for which the product with the tensor
+        `name` has room; 0: there is none.
+        """
         return self._ranks[name]
 
     def set(self, number: int, adapter: PackedAdapter) -> None:
-        """Sets the updates and gains of adapter `number`, from the next step on; not while one runs."""
+        """Loads the low-rank updates and gains of `adapter` as number `number`, which runs can name from the next step
+        on; not to be called during a step.
+        """
         with running(self._streams):
             for name in adapter.gains:
                 self._own.setdefault(name, self._gains[name].clone())
@@ -150,21 +158,25 @@ class DeviceUpdates:
             self._on_host.set(number, adapter)
 
     def forget(self, number: int, adapter: PackedAdapter) -> None:
-        """Drops what `set` was given; not while a step runs."""
+        """Removes the updates and gains that `set` loaded as number `number`; not to be called during a step."""
         self._there.pop(number, None)
         self._forget_use(number)
         if self._on_host is not None:
             self._on_host.forget(number, adapter)
 
     def accompany(self, host: HostExperts | None) -> None:
-        """Gives experts in main memory, which are new, the updates of all adapters; None: there are none."""
+        """Sets the experts in main memory that steps use from now on, and gives them the updates of all attached
+        adapters; None: no experts are there.
+        """
         self._host, self._in_use = host, None
         if self._on_host is not None:
             for number, each in self._there.items():
                 self._on_host.set(number, each.adapter)
 
     def use(self, number: int) -> None:
-        """Gives the rows of the steps from now on the updates of adapter `number`; 0: of none."""
+        """Makes the following steps compute all rows with the updates and gains of adapter `number`; 0: without an
+        adapter.
+        """
         if number == self._in_use:
             return
         self._in_use = None
@@ -202,12 +214,12 @@ class DeviceUpdates:
 def run_by_adapter(
     batch: Batch, run: Callable[[Batch], list[Logits]], use: Callable[[int], None]
 ) -> list[Logits]:
-    """Computes the runs of each adapter of a batch as a batch of their own; returns the logits of all in the order of
-    the batch.
+    """Computes a batch adapter by adapter, the runs of each as a batch of their own; returns the logits of all rows
+    that give some, in the order of the whole batch.
 
     Args:
         run: computes a batch; its logits may be valid only until it is called again.
-        use: called with the adapter that the next batch has.
+        use: called with the number of the adapter that the next batch has.
     """
     numbers = sorted({each.adapter for each in batch.runs})
     found: dict[int, list[Logits]] = {}

@@ -48,10 +48,12 @@ def host_blocks(
     streams: Mapping[int, Stream],
     rows: RowOf,
 ) -> list[HostBlock]:
-    """Returns the MLPs of these parts of layers.
+    """Returns one `HostBlock` for each of these parts of layers, which are MLPs or shared experts that the CPU
+    computes: the recorded operations, with the weights in main memory and the layer's stream.
 
     Args:
-        loaded: their weights in main memory.
+        parts: the layers' parts that lie in main memory.
+        loaded: their weights in main memory, by name.
         vectors: those on the devices, with the biases, of which main memory gets copies.
         streams: the stream of each layer.
         rows: the rows of kernels of some parts.
@@ -103,7 +105,9 @@ class SharedBuffers:
         self._made: dict[tuple[int, int], View] = {}
 
     def append(self, block: HostBlock) -> tuple[View, View]:
-        """Appends a block's operations to the program; returns the views of its rows and of its output."""
+        """Appends a block's operations to the program; returns the views (input, output) of the program's buffers that
+        hold the rows that the block reads and those that it writes.
+        """
         widths = [buffer.width for buffer in block.recording.buffers]
         views = [self._view(width, widths[:i].count(width)) for i, width in enumerate(widths)]
 

@@ -89,8 +89,8 @@ class DeviceCache:
     def parts(
         self, widths: Sequence[Sequence[int]], *, windowed: bool = False
     ) -> list[torch.Tensor]:
-        """Returns the parts of the layers' pages, or of their window pages, [pages, elements] each, scratch
-        included.
+        """Returns a view [pages, elements] of each part of each layer's KV-cache pages, one tensor per part, the
+        scratch page included; of the layers with window pages if `windowed`, else of all others.
 
         Args:
             widths: the elements of a position in each layer's parts, see `cached_parts`; a part lies together for all
@@ -128,8 +128,9 @@ class PageCopy:
 
 
 def cached_parts(recording: Recording, layers: int, fmt: CacheFormat = BF16) -> list[list[int]]:
-    """Returns the elements per position of each part of each layer's pages, as the operations have split them, and the
-    scales of each part if the format has any.
+    """Returns, for each layer, the numbers of elements per position of the parts into which its operations split the
+    layer's KV-cache pages, such as keys and values; behind them, if the format has scales, the number of scales per
+    position of each part.
     """
     scales: list[list[int]] = [[] for _ in range(layers)]
     cuts: list[set[int]] = [{0} for _ in range(layers)]

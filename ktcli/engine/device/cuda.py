@@ -39,7 +39,8 @@ class _MemoryOperation(ctypes.Structure):
 
 
 def launch_host_function(stream: int, function: int, argument: int) -> None:
-    """Enqueues the call `function(argument)`, of type cudaHostFn_t, into the stream; capturable.
+    """Enqueues a call of the C function at address `function` (type cudaHostFn_t) with `argument` into a CUDA stream,
+    given by its handle; it can be captured into a CUDA graph.
 
     Raises:
         DeviceError: CUDA refused.
@@ -49,12 +50,14 @@ def launch_host_function(stream: int, function: int, argument: int) -> None:
 
 
 def write_flag(stream: int, address: int) -> None:
-    """Enqueues a write of 1 to the 32 bits at a device address."""
+    """Enqueues, into the CUDA stream with this handle, a write of 1 to the 32 bits at a device address."""
     _memory_operations(stream, _MemoryOperation(_WRITE_VALUE_32, address, 1))
 
 
 def await_flag(stream: int, address: int) -> None:
-    """Enqueues a wait until the 32 bits at a device address are 1, and a write of 0: one operation for both."""
+    """Enqueues, into the CUDA stream with this handle, a wait until the 32 bits at a device address are 1, and then a
+    write of 0.
+    """
     _memory_operations(
         stream,
         _MemoryOperation(_WAIT_VALUE_32, address, 1, _WAIT_EQUAL),
@@ -63,7 +66,8 @@ def await_flag(stream: int, address: int) -> None:
 
 
 def register(address: int, size_bytes: int) -> None:
-    """Pins host memory that torch did not allocate, for copies that run beside other work.
+    """Pins `size_bytes` bytes of host memory that torch did not allocate, so that copies from and to the GPU run beside
+    other work.
 
     Raises:
         DeviceError: the system does not allow so much pinned memory.
@@ -74,12 +78,16 @@ def register(address: int, size_bytes: int) -> None:
 
 
 def unregister(address: int) -> None:
-    """Unpins memory that `register` pinned; at exit the runtime may be gone already, which is fine."""
+    """Unpins host memory that `register` pinned; errors are ignored, since at exit the runtime may be gone already."""
     _runtime().cudaHostUnregister(_pointer(address))
 
 
 def device_address(address: int) -> int:
-    """Returns the device address of pinned host memory."""
+    """Returns the address under which the device reaches the pinned host memory at `address`.
+
+    Raises:
+        DeviceError: CUDA refused.
+    """
     found = ctypes.c_void_p()
     call = _runtime().cudaHostGetDevicePointer
     _check(call(ctypes.byref(found), _pointer(address), 0), "cudaHostGetDevicePointer")
@@ -87,7 +95,12 @@ def device_address(address: int) -> int:
 
 
 def loaded_library(name: str, maps: str) -> str | None:
-    """Returns the path of the first shared library in a process's mappings whose file name begins with `name`."""
+    """Returns the path of the first shared library in a process's mappings whose file name begins with `name`; None:
+    none is loaded.
+
+    Args:
+        maps: the text of /proc/PID/maps.
+    """
     for line in maps.splitlines():
         _, slash, path = line.partition("/")
         file = Path(path).name
@@ -97,11 +110,14 @@ def loaded_library(name: str, maps: str) -> str | None:
 
 
 def own_runtime(torch_folder: Path, maps: str) -> Any:
-    """Returns the path of the CUDA runtime library that torch's library links, whatever else is loaded; else of the
-    first that is loaded.
+    """Returns the CUDA runtime as a `ctypes.CDLL`: the one that torch's library links, whatever else is loaded; else
+    the first libcudart that the process has loaded.
 
+    Args:
+        torch_folder: the folder of the torch package.
+        maps: the text of /proc/PID/maps of this process.
     Raises:
-        DeviceError: there is none.
+        DeviceError: no runtime is found.
     """
     known = str(torch_folder / "lib" / "libc10_cuda.so"), loaded_library("libcudart", maps)
     for path in filter(None, known):

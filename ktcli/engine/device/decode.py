@@ -109,7 +109,8 @@ class DecodeStep:
         self._replay = self._warmed() if captured else self._works()
 
     def run(self, runs: Sequence[Run]) -> None:
-        """Computes runs of one token each, at most B; `summary` returns their results.
+        """Computes one step for runs of one token each, at most as many as the step was made for; `summary` then
+        returns the logits of each.
 
         Raises:
             DeviceError: the device failed.
@@ -140,7 +141,9 @@ class DecodeStep:
         temperatures[:n], temperatures[n:] = [run.temperature for run in runs], 0.0
 
     def summary(self, row: int, temperature: float) -> Logits:
-        """Returns a view of the logits of one sequence of the last step, with their summary."""
+        """Returns the logits of sequence number `row` of the last step, with their block-wise summary, as views of
+        buffers that the next step overwrites. `temperature` is that of the sequence's run.
+        """
         return Logits(
             self._logits[row].numpy(),
             int(self._best[row]),
@@ -230,7 +233,9 @@ class DecodeSteps:
         self._made: dict[int, DecodeStep | None] = {1: make(1)}
 
     def of(self, n: int) -> DecodeStep | None:
-        """Returns the captured step for n sequences; None: n is too large or the device's memory is full."""
+        """Returns the captured decode step that has room for n sequences, which is captured on first use; None: n is
+        too large or the device's memory is full.
+        """
         size = next((size for size in self._sizes if size >= n), None)
         if size is None:
             return None
@@ -246,11 +251,12 @@ class DecodeSteps:
 def fill_tables(
     tables: NDArray[np.int32], given: Sequence[NDArray[np.int32] | None], nobody: int = 0
 ) -> None:
-    """Writes the page tables of runs, cut to the space for each.
+    """Writes each run's table of KV-cache page numbers into its row of `tables`, cut to the row's length.
 
     Args:
-        tables: [n, P], perhaps more than runs.
-        nobody: the page of all places for which a run has none: no row sees what is there.
+        tables: [n, P], perhaps more rows than runs.
+        given: the tables of the runs, in which negative numbers stand for no page.
+        nobody: the page number written where a run has no page: no row sees what is there.
     """
     tables[:] = nobody
     for table, pages in zip(tables, given, strict=False):
@@ -296,6 +302,6 @@ class _Pairs:
 
 
 def pinned(stream: Stream, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Returns a new tensor in pinned host memory."""
+    """Returns a new, uninitialized tensor of this shape and dtype in pinned host memory of the stream."""
     size = torch.Size(shape).numel() * dtype.itemsize
     return stream.pinned(size).view(dtype).view(shape)

@@ -148,23 +148,28 @@ class DeviceEngine(Engine):
         }
 
     def depth_at(self, position: int) -> int:
-        """Returns the number of experts that the token at `position` may defer."""
+        """Returns the number of routed experts that the answer's token at `position` may defer: their results are added
+        one MoE layer later.
+        """
         return depth_at(self.placement.depths, position)
 
     def follow(self, depths: tuple[tuple[int, int], ...]) -> None:
-        """Sets the depths of deferral that are used from now on, see `Placement.depths`."""
+        """Sets the depths of deferral that are used from now on: pairs (position, number of experts that a token from
+        there on may defer), see `Placement.depths`.
+        """
         self.placement = replace(self.placement, depths=depths)
 
     @property
     def host(self) -> HostExperts | None:
-        """The experts in main memory; None: there are none."""
+        """The routed experts and MLPs that lie in main memory and are computed by the CPU; None: there are none."""
         return self._ways.host
 
     def run(self, batch: Batch) -> list[Logits]:
-        """Computes a batch and returns the logits of each output row, see `Engine`.
+        """Computes one step for a batch of runs; returns the logits of each row that gives some, in the order of the
+        rows, valid until the next step.
 
         Where a kernel fails that no step used before, the batch runs again without such kernels. What failed since the
-        last batch is said, and kept when this one has run without it.
+        last batch is logged as a warning, and recorded for later engines once this batch has run without it.
 
         Raises:
             DeviceError: the device failed.
@@ -192,41 +197,51 @@ class DeviceEngine(Engine):
         return run_by_adapter(batch, self._steps.run, self._updates.use)
 
     def forget_choices(self) -> None:
-        """Resets the counts of chosen experts to 0, after steps that only measure."""
+        """Resets the counts of how often each expert was chosen to 0, after steps that only measure."""
         with running(self._streams):
             for counts in self._chosen:
                 counts.zero_()
 
     def chosen(self) -> NDArray[np.int64]:
-        """Returns the number of times that each expert was chosen since the engine was made, [MoE layers, E]."""
+        """Returns the number of times that the routers chose each expert since the engine was made or the counts were
+        reset, [MoE layers, E].
+        """
         with device_errors("counting"), running(self._streams):
             found = [counts.cpu().numpy() for counts in self._chosen]
         return np.concatenate(found)
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether logits have the same bits in any batch: False, as kernels of the device round otherwise for other
-        numbers of rows."""
+        """Whether logits have the same bits in any batch: always False, as kernels of the device round otherwise for
+        other numbers of rows.
+        """
         return False
 
     @property
     def step_times(self) -> None:
-        """The times of decode steps by their rows: None, as kernels of the device round otherwise for other numbers
-        of rows, so that drafts could change an answer."""
+        """The expected seconds of decode steps by their number of rows: always None, as kernels of the device round
+        otherwise for other numbers of rows, so that drafts could change an answer.
+        """
         return None
 
     @property
     def piece_times(self) -> PieceTimes:
-        """The assumed times of steps that read pieces of a prompt: nobody has modelled them for a device."""
+        """The assumed seconds of steps that read pieces of a prompt, by their tokens: nobody has modelled them for a
+        device.
+        """
         return PieceTimes.assumed(self.max_tokens)
 
     def chunk_tokens(self, left: int) -> int:
-        """Returns the number of tokens of a prompt's next chunk, when `left` are left."""
+        """Returns the number of tokens of a prompt's next chunk, which one step computes, when `left` tokens are still
+        to be computed.
+        """
         size = self.placement.long_prompts.chunk_tokens(left)
         return before_tail(size, left) if self.spec.sequence_elements else size
 
     def operations(self) -> list[tuple[str, int]]:
-        """Returns the (operation of the CPU, nanoseconds so far) pairs, in the order in which they run."""
+        """Returns (operation, nanoseconds) pairs: the time that each operation of the CPU has taken in all steps so
+        far, in the order in which they run.
+        """
         return self._ways.runner.operations()
 
     # -- loading -------------------------------------------------------------------------------------

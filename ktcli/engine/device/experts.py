@@ -68,14 +68,18 @@ class LayerWeights:
 
     @cached_property
     def slice_extras(self) -> tuple[Extras, ...]:
-        """The biases and activation for the columns of each node that has some."""
+        """The experts' biases and activation for the columns of each NUMA node's slice of the experts' width; nodes
+        without columns are left out.
+        """
         ends = np.cumsum([down.k for down in self.down]).tolist()
         spans = zip([0, *ends[:-1]], ends, strict=True)
         return tuple(self.extras.columns(first, last) for first, last in spans if last > first)
 
     @property
     def biases(self) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-        """The biases of gate_up and down, copied to main memory."""
+        """The biases of all experts' gate_up and down matrices, [E, rows of gate_up] and [E, hidden], copied to main
+        memory; None: they have none.
+        """
         wide, narrow = self.extras.gate_up_bias, self.extras.down_bias
         if wide is None or narrow is None:
             return None
@@ -191,17 +195,20 @@ class HostExperts:
         return flags
 
     def use_adapter(self, number: int) -> None:
-        """Gives the tokens of the steps from now on the updates of adapter `number`; 0: of none."""
+        """Makes the CPU's experts compute the tokens of the following steps with the updates of adapter `number`; 0:
+        without an adapter.
+        """
         self._offload.use_adapter(number)
 
     def has(self, layer: int) -> bool:
-        """Returns whether some experts of a layer are computed by the CPU."""
+        """Returns whether the CPU computes some experts of a layer; `layer` counts the layers with experts."""
         return layer in self._numbers
 
     # -- of a step -----------------------------------------------------------------------------------
 
     def begin(self, n_tokens: int, defer: Depths | None = None) -> None:
-        """Prepares a step; to be called before the step's work is enqueued.
+        """Prepares the CPU for a step of `n_tokens` tokens; to be called before the step's work is enqueued on the
+        device.
 
         Args:
             defer: the most experts of each token that may be deferred; None: none.
@@ -210,8 +217,8 @@ class HostExperts:
 
     @contextmanager
     def rehearsed(self) -> Iterator[None]:
-        """Opens a context in which steps run without the CPU: it is neither started nor awaited, while kernels are
-        compiled, longer than the watchdog allows a step to take.
+        """Opens a context in which steps run without the CPU, which is neither started nor awaited: for compiling
+        kernels, which takes longer than the watchdog allows a step to take.
         """
         self._rehearses = True
         try:
@@ -220,8 +227,10 @@ class HostExperts:
             self._rehearses = False
 
     def outbox(self, layer: int, n_tokens: int) -> Sent | None:
-        """Returns the pinned buffers into which a kernel may write x, ids and gate of a few rows of a layer; None:
-        there are none, and `enter` copies them."""
+        """Returns the pinned buffers (x f32, ids int32 and gate f32, each of `n_tokens` rows) into which a kernel may
+        write a layer's input and routing for the CPU; None: the CPU has no experts of the layer, or there are too many
+        rows, which `enter` copies.
+        """
         if not self.has(layer) or n_tokens > SENT_ROWS:
             return None
         i = self._numbers[layer]
@@ -230,8 +239,9 @@ class HostExperts:
     def enter(
         self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool = False
     ) -> None:
-        """Starts the CPU on a layer's experts of x [T, hidden] f32, ids and gate [T, top_k], all on the device, or
-        already written to the outbox if `sent`."""
+        """Enqueues the start of the CPU's work on its experts of a layer, with x [T, hidden] f32, ids and gate [T,
+        top_k], which are all on the device, or already in the buffers of `outbox` if `sent`.
+        """
         i, stream = self._numbers[layer], self._of_layer[layer]
         if not sent:
             self._copy(i, stream, x, ids, gate)
@@ -244,20 +254,23 @@ class HostExperts:
         stream.copy(self._gate[i][:n], gate)
 
     def leave(self, layer: int, n_tokens: int) -> Tensor:
-        """Waits for the CPU and returns its sum of the experts [T, hidden] f32, on the device."""
+        """Makes the layer's stream wait for the CPU, and returns the weighted sum of the CPU's experts, [T, hidden]
+        f32, on the device.
+        """
         stream = self._of_layer[layer]
         self._await(self._numbers[layer], stream)
         return fetch(stream, self._out[0], n_tokens, self.shape.hidden)
 
     def has_block(self, part: LayerPart) -> bool:
-        """Returns whether an MLP is computed by the CPU."""
+        """Returns whether the MLP `part` lies in main memory and is computed by the CPU."""
         return part in self._blocks
 
     def compute(self, part: LayerPart, x: Tensor, meanwhile: Callable[[], object]) -> Tensor:
-        """Returns what an MLP of the CPU's makes of x [T, hidden] f32, on the device.
+        """Returns the output that the CPU computes of an MLP in main memory for x [T, hidden] f32; both are on the
+        device.
 
         Args:
-            meanwhile: gives the device what it can do until then.
+            meanwhile: called to enqueue work for the device, which it does while the CPU computes.
         """
         block = self._blocks[part]
         send(block.stream, x, block.x)
@@ -293,32 +306,39 @@ class HostExperts:
         self._offload.result()
 
     def spans(self) -> Sequence[PartSpan]:
-        """Returns the times of the last step's parts with experts; their layers are counted among those of `layers`
-        that are not None."""
+        """Returns the start and end times of the CPU's work on experts in the last step, one span for each part of a
+        layer; a span's layer is an index into `numbers`.
+        """
         return [span for span in self._offload.spans() if span.layer < len(self._numbers)]
 
     def block_spans(self) -> Sequence[tuple[LayerPart, PartSpan]]:
-        """Returns the times of the last step's MLPs."""
+        """Returns (MLP, start and end times) pairs for the MLPs that the CPU computed in the last step."""
         parts, first = tuple(self._blocks), len(self._numbers)
         spans = self._offload.spans()
         return [(parts[span.layer - first], span) for span in spans if span.layer >= first]
 
     @property
     def has_blocks(self) -> bool:
-        """Whether the CPU has any MLP."""
+        """Whether the CPU computes any MLP that is not routed experts."""
         return bool(self._blocks)
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The index in `layers` of each layer that `spans` counts."""
+        """The indexes, among all layers with experts, of those with experts in main memory, in the order in which
+        `spans` counts them.
+        """
         return tuple(self._numbers)
 
     def operations(self) -> list[tuple[str, int]]:
-        """Returns the (operation, nanoseconds so far) pairs, over all steps, in the order in which they run."""
+        """Returns (operation, nanoseconds) pairs: the time that each operation of the CPU has taken in all steps so
+        far, in the order in which they run.
+        """
         return self._program.profile()
 
     def hits(self, n_tokens: int) -> dict[int, int]:
-        """Returns the number of experts that the CPU computed in the last step, for each layer that has some there."""
+        """Returns a mapping from each layer with experts in main memory to the number of (token, expert) pairs that the
+        CPU computed there in the last step, of `n_tokens` tokens.
+        """
         ids = {layer: self._ids[i][:n_tokens].numpy() for layer, i in self._numbers.items()}
         return {
             layer: int((self.elsewhere[layer][chosen[chosen >= 0]] == 0).sum())
@@ -412,7 +432,8 @@ def _unpin(streams: Sequence[Stream], address: int) -> None:
 
 
 def spin_us(device: torch.device, threads: int) -> int:
-    """Returns the microseconds that the CPU's threads spin before they sleep, beside a device: one thread of its
-    stream waits, too."""
+    """Returns the microseconds for which the CPU's threads spin before they sleep, beside a device; fewer if there are
+    no more cores than threads, as one thread of the device's stream waits, too.
+    """
     usable = len(os.sched_getaffinity(0))
     return _SPIN_US if device.type == "cuda" and threads < usable else _SPIN_CROWDED_US

@@ -42,10 +42,11 @@ class KnownFailures:
     keep: Callable[[Failures], object] = lambda _: None
 
     def sentences(self, failures: Failures, missing: str = "") -> Iterator[str]:
-        """Yields the sentences that warn of what fails.
+        """Yields the warnings for the user, one sentence each, about the faster methods in `failures` that the engine
+        does without; none if nothing fails.
 
         Args:
-            missing: what the system lacks for Triton's kernels, which is looked for at each start.
+            missing: what the system lacks for Triton's kernels, which is looked for at each start; "": nothing.
         """
         known = self.known
         if reason := failures.kernels or missing:

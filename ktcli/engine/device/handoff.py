@@ -48,7 +48,9 @@ def _can_flag(device: torch.device) -> bool:
 
 
 def send(stream: Stream, x: Tensor, rows: Tensor) -> None:
-    """Copies x [T, width] from the device to rows of a program."""
+    """Enqueues a copy of x [T, width] from the device to the first T rows of `rows`, a pinned buffer of the CPU's
+    program, whose rows may have gaps between them.
+    """
     n, width = x.shape
     target = _copied_part(rows, n, width)
     with stream.running():
@@ -57,7 +59,9 @@ def send(stream: Stream, x: Tensor, rows: Tensor) -> None:
 
 
 def fetch(stream: Stream, rows: Tensor, n: int, width: int) -> Tensor:
-    """Copies n rows of a program to the device; returns them [n, width]."""
+    """Enqueues a copy of the first `n` rows of `rows`, a pinned buffer of the CPU's program, to the device; returns the
+    copy, f32 [n, width].
+    """
     source = _copied_part(rows, n, width)
     with stream.running():
         result = torch.empty(source.shape, device=stream.device)

@@ -46,10 +46,12 @@ def load_host(
     segments: Sequence[Segment],
     progress: Progress | None,
 ) -> HostParts:
-    """Loads what a placement leaves in main memory, and returns it.
+    """Loads the experts and MLPs that a placement leaves in main memory; returns them with their bytes and the warnings
+    about their memory.
 
     Args:
-        on_device: the model's other parts, with biases and gains of these.
+        on_device: the parts on the devices, among them the biases of the experts that are loaded here.
+        progress: called with the bytes loaded so far and the bytes in all.
     """
     mask, apart = placement.mask, placement.apart
     loaded = load(
@@ -95,7 +97,9 @@ def _expert_layers(
 def one_count(
     progress: Progress | None, model: Model, recipe: Recipe
 ) -> tuple[Progress, Progress] | tuple[None, None]:
-    """Returns the progress functions of two loads that run one after the other and together read every tensor once."""
+    """Returns the progress functions of two loads that run one after the other and together read every tensor once:
+    both report to `progress` the bytes done, of those of the whole model. (None, None) if `progress` is None.
+    """
     if progress is None:
         return None, None
     total = sum(stored_bytes(tensor, recipe) for tensor in model.tensors)

@@ -54,10 +54,10 @@ class KernelChoice:
         return kernels_for(self._device)
 
     def do_without(self, failed: KernelFails) -> None:
-        """Chooses plain torch operations, as a kernel failed.
+        """Replaces the kernels by plain torch operations, because of the error `failed`.
 
         Raises:
-            KernelFails: those failed.
+            KernelFails: `failed` itself, if plain operations were in use already.
         """
         if self.kernels is TORCH:
             raise failed
@@ -65,20 +65,22 @@ class KernelChoice:
 
     @property
     def failures(self) -> Failures:
-        """The faster ways that are known to fail here, from the start or found by now."""
+        """The faster methods (Triton's kernels, early launches, captured steps) that are known to fail on the devices,
+        each with its reason, whether known from the start or found by now.
+        """
         early = self.known.known.early or early_starts_fail(self._device)
         return Failures(self._kernels_fail, early, self.refused[0] if self.refused else "")
 
     @property
     def has_news(self) -> bool:
-        """Whether something fails that is not kept yet."""
+        """Whether failures were found since they were last stored for later engines."""
         return self.failures != self._kept
 
     def keep(self) -> None:
-        """Keeps what fails for later engines."""
+        """Stores the failures known by now for later engines, through the callback of `KnownFailures`."""
         self._kept = self.failures
         self.known.keep(self._kept)
 
     def sentences(self) -> tuple[str, ...]:
-        """Returns the warnings of what fails."""
+        """Returns the warnings for the user about the faster methods that fail, one sentence each."""
         return tuple(self.known.sentences(self.failures, self._lacks))

@@ -30,15 +30,19 @@ class DevicePages:
         self.page_bytes = self._pages.size_bytes
 
     def saved_page(self, page: int) -> U8Array:
-        """Returns the bytes of a page, copied to host memory; for a sealed page any thread may ask."""
+        """Returns the bytes of a KV-cache page, given by its number, copied to host memory; any thread may ask for a
+        sealed page, which is not written any more.
+        """
         return self._pages.saved(page)
 
     def page_room(self, page: int) -> U8Array:
-        """Returns the host memory into which the bytes of a page are read, before `restore_page`."""
+        """Returns new host memory, uint8 [page_bytes], into which a stored page is read before `restore_page` copies it
+        to the device.
+        """
         return np.empty(self.page_bytes, dtype=np.uint8)
 
     def restore_page(self, page: int, room: U8Array) -> None:
-        """Copies the bytes of a page from host memory to the page on the device."""
+        """Copies the bytes in `room`, as `page_room` returned it, to the KV-cache page `page` on the device."""
         self._pages.restore(page, room)
 
 
@@ -59,15 +63,19 @@ class DeviceMemory(DevicePages):
         self.state_bytes = self._states.size_bytes
 
     def saved_state(self, slot: int) -> U8Array:
-        """Returns the bytes of a state, copied to host memory; for a snapshot any thread may ask."""
+        """Returns the bytes of the recurrent state in a slot, copied to host memory; any thread may ask for a snapshot,
+        which is not written any more.
+        """
         return self._states.saved(slot)
 
     def state_room(self, slot: int) -> U8Array:
-        """Returns the host memory into which the bytes of a state are read, before `restore_state`."""
+        """Returns new host memory, uint8 [state_bytes], into which a stored state is read before `restore_state` copies
+        it to the device.
+        """
         return np.empty(self.state_bytes, dtype=np.uint8)
 
     def restore_state(self, slot: int, room: U8Array) -> None:
-        """Copies the bytes of a state from host memory to its slot on the device."""
+        """Copies the bytes in `room`, as `state_room` returned it, to the state's slot on the device."""
         self._states.restore(slot, room)
 
 

@@ -32,22 +32,27 @@ class LongPrompts:
     short: int = PREFILL_CHUNK
 
     def streams(self, n_tokens: int) -> bool:
-        """Returns whether a chunk of `n_tokens` has its experts brought to the device."""
+        """Returns whether the experts in main memory are copied to the device for a chunk of `n_tokens` prompt tokens,
+        and not computed by the CPU.
+        """
         return self.threshold is not None and n_tokens >= max(2, self.threshold)
 
     @property
     def longest(self) -> int:
-        """The number of tokens of the longest chunk of either kind, for which memory is set aside whether one is
-        streamed or not."""
+        """The number of tokens of the longest chunk of a prompt, whether its experts are copied to the device or not;
+        memory is reserved for such a chunk.
+        """
         return max(self.chunk, self.short)
 
     @property
     def most_tokens(self) -> int:
-        """The greatest number of tokens of a step."""
+        """The greatest number of tokens that a step computes."""
         return self.longest if self.streams(self.chunk) else self.short
 
     def chunk_tokens(self, left: int) -> int:
-        """Returns the number of tokens of the next chunk, when `left` are left."""
+        """Returns the number of tokens of a prompt's next chunk, which one step computes, when `left` tokens are still
+        to be computed.
+        """
         long = min(left, self.chunk)
         return long if self.streams(long) else min(left, self.short)
 
@@ -65,15 +70,17 @@ class Pass:
 
     @property
     def single(self) -> bool:
-        """Whether each run has one token, which is no piece of a chunk."""
+        """Whether each run of the pass has exactly one token and is not a piece of a longer chunk of a prompt."""
         return all(is_single(run) for _, run in self.runs)
 
 
 def passes(runs: Sequence[Run], rule: LongPrompts, most: int) -> list[Pass]:
-    """Returns a batch cut into passes, in the order in which they are to run.
+    """Returns the runs of a batch grouped into passes, those computed together, in the order in which they are to run;
+    a run that is too long for a pass is cut.
 
     Args:
-        most: the tokens of a pass that is not streamed.
+        rule: says which prompts have their experts copied to the device, in passes of their own.
+        most: the most tokens of a pass without such copies.
     """
     numbered = list(enumerate(runs))
     prompts = [each for each in numbered if _is_prompt(each[1])]
@@ -85,7 +92,7 @@ def passes(runs: Sequence[Run], rule: LongPrompts, most: int) -> list[Pass]:
 
 
 def is_single(run: Run) -> bool:
-    """Returns whether a run has one token, which is no piece of a chunk."""
+    """Returns whether a run has exactly one token and is not a piece of a longer chunk of a prompt."""
     return run.ids.size == 1 and (run.chunk is None or run.chunk[1] == 1)
 
 

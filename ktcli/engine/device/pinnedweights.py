@@ -63,7 +63,7 @@ class PinnedWeights:
 
     @property
     def size_bytes(self) -> int:
-        """The number of bytes that are pinned by now."""
+        """The number of bytes of weights in main memory that are pinned so far."""
         pinned = zip(self._blocks, self._pinned, strict=True)
         return sum(last - first for (first, last), there in pinned if there)
 
@@ -80,7 +80,9 @@ class PinnedWeights:
         self._thread.start()
 
     def sources(self, address: int, size_bytes: int) -> list[Tensor] | None:
-        """Returns bytes of the weights as uint8 tensors, each within one pinned block; None: not all are pinned."""
+        """Returns the `size_bytes` bytes of weights at `address` as uint8 tensors in their order, each within one
+        pinned block, without copying; None: not all of them are pinned yet.
+        """
         found, last = [], address + size_bytes
         while address < last:
             number = bisect.bisect_right(self._blocks, address, key=itemgetter(0)) - 1

@@ -55,7 +55,9 @@ class Placement:
 
     @classmethod
     def of(cls, plan: Plan, device: DevicePlan) -> Placement:
-        """Returns the placement in a plan."""
+        """Returns the places of experts and settings of steps that a plan gives an engine with a GPU; `device` is the
+        plan's part for the GPUs.
+        """
         threshold = device.prefill_threshold if device.streams else None
         short = device.chunk if device.mask.all() else PREFILL_CHUNK
         streams = [each.need.stream for each in device.segments]

@@ -30,21 +30,24 @@ class Runner(ExpertRunner, Protocol):
     """The interface of what computes the routed experts of a step, on CPU and device."""
 
     def begin(self, n_tokens: int, defer: Depths | None = None) -> None:
-        """Prepares a step; to be called before the step's work is enqueued.
+        """Prepares the experts' computation in a step of `n_tokens` tokens; to be called before the step's work is
+        enqueued.
 
         Args:
             defer: the most experts of each token that may be deferred; None: none.
         """
 
     def check(self) -> None:
-        """Raises the error of work beside the stream; to be called after the step is done."""
+        """Raises the error, if any, of work that ran beside the device's stream in the step, such as the CPU's; to be
+        called after the step is done.
+        """
 
 
 class TimedRunner(Runner, Protocol):
     """A runner that records the times of its steps."""
 
     def operations(self) -> list[tuple[str, int]]:
-        """Returns the (phase, nanoseconds so far) pairs."""
+        """Returns (phase, nanoseconds) pairs: the time that each phase of steps has taken so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +62,16 @@ class Resident:
     stacks: Sequence[PackedStack]
 
     def run(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> Tensor | None:
-        """Returns the weighted sum of the chosen experts in device memory, [T, hidden]; None if the layer has none."""
+        """Returns the weighted sum of a layer's chosen experts that are in device memory, [T, hidden]; None: the layer
+        has none there.
+        """
         stacks = self.stacks[layer]
         return self.kernels.experts(x, ids, gate, stacks) if stacks.gate_up.count else None
 
     def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> OwnExperts | None:
-        """Returns the chosen experts in device memory, not computed yet; None if the layer has none."""
+        """Returns a layer's chosen experts that are in device memory, as an object that computes their weighted sum
+        when asked; None: the layer has none there.
+        """
         stacks = self.stacks[layer]
         return OwnExperts(self.kernels, stacks, x, ids, gate) if stacks.gate_up.count else None
 
@@ -81,24 +88,27 @@ class Coupled(Runner):
         self._own: OwnExperts | None = None  # started and not finished
 
     def begin(self, n_tokens: int, defer: Depths | None = None) -> None:
-        """Prepares the CPU for a step; does nothing if no experts are in main memory."""
+        """Prepares the CPU for a step of `n_tokens` tokens; does nothing if the CPU computes no part of the model."""
         if self._host is not None:
             self._host.begin(n_tokens, defer)
 
     def outbox(self, layer: int, n_tokens: int) -> Sent | None:
-        """Returns the buffers into which the router may write its rows for the CPU; None: there are none."""
+        """Returns the pinned buffers (x, ids and gate, `n_tokens` rows each) into which the router may write a layer's
+        input and routing for the CPU; None: there are none, and `start` copies the rows.
+        """
         return None if self._host is None else self._host.outbox(layer, n_tokens)
 
     def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool = False) -> Any:
-        """Starts the CPU on its experts of a layer; returns a handle for `along` and `finish`."""
+        """Starts the CPU on its experts of a layer; returns a handle, the `pending` of `along` and `finish`."""
         if self._host is not None and self._host.has(layer):
             self._host.enter(layer, x, ids, gate, sent=sent)
         self._own = self._resident.start(layer, x, ids, gate)
         return layer, x.shape[0], self._own
 
     def elsewhere(self, part: LayerPart) -> Callable[[Tensor], Tensor] | None:
-        """Returns the function that lets the CPU compute an MLP, while the device computes the experts that were
-        started; None: it is not in main memory."""
+        """Returns a function that has the CPU compute the MLP `part` of rows [T, H] on the device, and returns its
+        output there, while the device computes its own started experts; None: the MLP is not in main memory.
+        """
         host = self._host
         if host is None or not host.has_block(part):
             return None
@@ -106,12 +116,16 @@ class Coupled(Runner):
         return lambda x: host.compute(part, x, lambda: own and own.sum())
 
     def along(self, pending: Any, mlp: Mlp) -> Parts | None:
-        """Computes the device's experts together with an MLP; returns its output; None: it was not computed."""
+        """Computes the device's share of the experts that `start` returned as `pending` together with an MLP of the
+        same rows, in the same kernels; returns the MLP's output; None: the MLP was not computed.
+        """
         own: OwnExperts | None = pending[2]
         return None if own is None else own.along(mlp)
 
     def finish(self, pending: Any) -> Tensor | Parts:
-        """Waits for the CPU and returns the weighted sum of its and the device's experts, [T, H]."""
+        """Waits for the CPU and returns the weighted sum of all chosen experts of the layer, the CPU's and the
+        device's, [T, H]; as `Parts`, not yet added up, if a merged kernel computed the device's share.
+        """
         layer, n_tokens, chosen = pending
         self._own = None
         own = None if chosen is None else chosen.sum()
@@ -128,8 +142,9 @@ class Coupled(Runner):
             self._host.check()
 
     def operations(self) -> list[tuple[str, int]]:
-        """Returns the (operation of the CPU, nanoseconds so far) pairs. The device's times are seen only in a
-        trace, as nothing waits for it here."""
+        """Returns (operation, nanoseconds) pairs: the time that each operation of the CPU has taken in all steps so
+        far. The device's times are seen only in a trace, as nothing waits for it here.
+        """
         return [] if self._host is None else self._host.operations()
 
 
@@ -144,7 +159,9 @@ class Streamed(Runner):
         self._slabs, self._resident = slabs, resident
 
     def begin(self, n_tokens: int, defer: Depths | None = None) -> None:
-        """Prepares a step; `defer` is ignored, as no expert is deferred here."""
+        """Starts copying the first experts of a step from main memory to the device; `defer` is ignored, as no expert
+        is deferred here.
+        """
         for slabs in self._slabs:
             slabs.begin()
 
@@ -152,11 +169,15 @@ class Streamed(Runner):
         """Does nothing: the CPU computes no experts."""
 
     def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool = False) -> Any:
-        """Computes the experts in device memory; returns a handle for `finish`."""
+        """Computes a layer's chosen experts that are in device memory; returns a handle with the result, the argument
+        `pending` of `finish`.
+        """
         return layer, x, ids, gate, self._resident.run(layer, x, ids, gate)
 
     def finish(self, pending: Any) -> Tensor:
-        """Computes the streamed experts slab by slab; returns the weighted sum of all experts, [T, H]."""
+        """Computes a layer's chosen experts that are copied from main memory, group by group; returns the weighted sum
+        of all chosen experts, [T, H].
+        """
         layer, x, ids, gate, total = pending
         for slices in chain.from_iterable(slabs.of_layer(layer) for slabs in self._slabs):
             for stacks in slices:

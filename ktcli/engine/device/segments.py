@@ -39,14 +39,15 @@ class Segment:
 
     @property
     def device(self) -> torch.device:
-        """The device on which the layers lie."""
+        """The device that holds the segment's layers."""
         return self.stream.device
 
 
 def segments_of(
     model: Model, devices: Sequence[torch.device], borders: Sequence[int] = ()
 ) -> tuple[Segment, ...]:
-    """Returns the segments of a model, one for each device, in the order of their layers.
+    """Returns the segments of a model, each of consecutive layers on one device with its streams, in the order of the
+    devices.
 
     Args:
         borders: the first layer of each device but the first.
@@ -63,7 +64,7 @@ def segments_of(
 
 
 def layer_devices(segments: Sequence[Segment]) -> list[torch.device]:
-    """Returns the device of each layer."""
+    """Returns the device that holds each layer of the model, in the order of the layers."""
     return [each.device for each in segments for _ in each.layers]
 
 
@@ -79,7 +80,7 @@ def running(streams: Iterable[Stream]) -> Iterator[None]:
 
 
 def by_device(streams: Iterable[Stream]) -> Mapping[torch.device, Stream]:
-    """Returns the streams by their device."""
+    """Returns a mapping from each stream's device to the stream; of several on one device, to the last one."""
     return {each.device: each for each in streams}
 
 
@@ -91,7 +92,9 @@ class Border:
         self._there: Tensor | None = None
 
     def leave(self, x: Tensor) -> None:
-        """Copies rows to pinned memory, in the first stream; those of all steps have one shape."""
+        """Enqueues, in the first stream, a copy of the rows x to pinned host memory; x must have the same shape in all
+        steps.
+        """
         if self._there is None:
             self._host = self._before.pinned(x.nbytes).view(x.dtype).view(x.shape)
             with self._behind.running():
@@ -99,19 +102,21 @@ class Border:
         self._before.copy(self._host, x.contiguous())
 
     def cross(self) -> None:
-        """Makes the second stream wait for the work enqueued in the first so far."""
+        """Makes the second device's stream wait for the work enqueued so far in the first device's stream."""
         self._behind.after(self._before.mark())
 
     def enter(self) -> Tensor:
-        """Copies the rows from pinned memory, in the second stream, and returns them."""
+        """Enqueues, in the second stream, a copy of the rows from pinned host memory to the second device; returns the
+        tensor there, the same one in each step.
+        """
         assert self._there is not None
         self._behind.copy(self._there, self._host)
         return self._there
 
 
 def brought(x: Tensor, before: Stream, behind: Stream) -> Tensor:
-    """Returns a copy of rows that the first stream computes, on the second stream's device, made once they are
-    computed.
+    """Returns a copy of the rows x, which the stream `before` computes, on the device of the stream `behind`, which
+    waits until they are computed.
     """
     behind.after(before.mark())
     with before.running(), behind.running():
@@ -126,7 +131,9 @@ def _numbered(device: torch.device) -> torch.device:
 
 
 def kind_of(segments: Sequence[Segment]) -> str:
-    """Returns the name of the devices' kind; of several kinds, that of each layer's."""
+    """Returns the model name of the devices if all are of one model; else, for each segment, the number of layers and
+    the model of its device, as in "24 x A, 24 x B".
+    """
     names = [device_name(each.device) for each in segments]
     if len(set(names)) == 1:
         return names[0]

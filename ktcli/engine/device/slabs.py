@@ -43,18 +43,21 @@ class Slab:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all stacks of the slab, with the padding that aligns them."""
+        """The bytes that the weights of the slab's experts take in its buffer, with the padding that aligns them."""
         return sum(padded for _, _, padded in self._places())
 
     def gather(self, memory: Tensor, pool: Pool) -> None:
-        """Copies the experts to host memory, one stack after the other, with all threads of the pool."""
+        """Copies the weights of the slab's experts from where they lie in main memory to `memory`, a uint8 tensor in
+        host memory, in the slab's layout, with all threads of the pool.
+        """
         assert memory.nbytes >= self.size_bytes
         to = memory.data_ptr()
         pool.copy([(to + first, source, size) for first, source, size in self.pieces()])
 
     def pieces(self) -> Iterator[tuple[int, int, int]]:
-        """Yields the runs of experts in the order in which they are copied: their first byte in the slab, their
-        address in main memory, and their bytes."""
+        """Yields a tuple (offset in the slab, address in main memory, bytes) for each run of consecutive experts in
+        each weight tensor, in the order in which they are copied.
+        """
         for weight, first, _ in self._places():
             size = _matrix_bytes(weight)
             for run in runs_of(self.experts):
@@ -62,7 +65,13 @@ class Slab:
                 first += len(run) * size
 
     def stacks(self, memory: Tensor, slots: Tensor) -> list[PackedStack]:
-        """Returns the stacks of experts in memory that holds the pieces: one pair for each slice."""
+        """Returns the slab's experts as kernels read them, one `PackedStack` (gate_up and down) for each NUMA node's
+        slice; the tensors are views of `memory`.
+
+        Args:
+            memory: uint8, on the device, with the copied pieces.
+            slots: the index of each expert in the stacks, see `slots`, on the device.
+        """
         packed = []
         for weight, first, _ in self._places():
             size = _matrix_bytes(weight)
@@ -75,7 +84,9 @@ class Slab:
         ]
 
     def slots(self, experts: int) -> Tensor:
-        """Returns the index of each expert in the stacks, int32 [experts]; -1: it is not there."""
+        """Returns the index of each of a layer's experts in the slab's stacks, int32 [experts]; -1: the expert is not
+        in the slab.
+        """
         found = torch.full((experts,), -1, dtype=torch.int32)
         found[list(self.experts)] = torch.arange(len(self.experts), dtype=torch.int32)
         return found
@@ -91,8 +102,8 @@ class Slab:
 
 
 def spans_of(layer: LayerWeights, experts: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Yields the address ranges of the chosen experts [E] of a layer in main memory: first byte, and the one behind the
-    last.
+    """Yields an address range in main memory, (first byte, byte behind the last), for each run of consecutive experts
+    of a layer that are true in `experts` [E], in each of the layer's weight tensors.
     """
     ids = tuple(np.flatnonzero(experts).tolist())
     for _, address, size in Slab(0, layer, ids).pieces():
@@ -102,8 +113,10 @@ def spans_of(layer: LayerWeights, experts: NDArray[np.bool_]) -> Iterator[tuple[
 def slabs_of(
     layers: Sequence[LayerWeights | None], wanted: NDArray[np.bool_], size_bytes: int
 ) -> tuple[Slab, ...]:
-    """Returns the wanted experts [layers, experts] divided into slabs of at most `size_bytes`, at least one expert
-    each."""
+    """Returns the wanted experts, those true in [layers, experts], divided into slabs: groups of one layer's experts
+    that are copied together, each of at most `size_bytes` but at least one expert. Layers without weights here are left
+    out.
+    """
     found = []
     for i, weights in enumerate(layers):
         if weights is not None:
@@ -144,8 +157,8 @@ class SlabStream:
         self._loaded = self._taken = 0
 
     def begin(self) -> None:
-        """Starts the copies of the first two slabs, for another pass over all slabs. The compute stream must be
-        idle.
+        """Starts copying the first two slabs, groups of experts, from main memory to the device, for another pass over
+        all slabs. The compute stream must be idle.
         """
         self._copies.synchronize()  # a step that was broken off may have left a copy without its mark
         self._loaded = self._taken = 0
@@ -154,8 +167,9 @@ class SlabStream:
         self._load()
 
     def of_layer(self, layer: int) -> Iterator[list[PackedStack]]:
-        """Yields the stacks of each slab of a layer, one for each slice. The work with one must be in the stream
-        before the next is asked for."""
+        """Yields, for each slab of a layer, its experts on the device: a list of one `PackedStack` for each NUMA node's
+        slice. The work with one slab must be in the stream before the next is asked for.
+        """
         while self._taken < len(self._slabs) and self._slabs[self._taken].layer == layer:
             which, slab = self._taken % 2, self._slabs[self._taken]
             copied = self._copied[which]

@@ -111,8 +111,9 @@ class DeviceSteps:
         self._ways = ways
 
     def run(self, batch: Batch) -> list[Logits]:
-        """Computes a batch and returns the logits of each output row, in place where they come from a captured
-        step: valid until the next one."""
+        """Computes one step for a batch of runs; returns the logits of each row that gives some, in the order of the
+        rows, valid until the next step.
+        """
         found: list[list[Logits]] = [[] for _ in batch.runs]
         host, rule = self._ways.host, self._ways.long_prompts
         most = rule.short if host is None else min(rule.short, host.shape.max_tokens)
@@ -176,13 +177,15 @@ def _outputs(runs: Sequence[Run], device: torch.device) -> Tensor | None:
 
 
 def depths(runs: Sequence[Run]) -> Depths:
-    """Returns the depth of deferral of each row of the runs."""
+    """Returns the number of experts that each row, a token of the runs, may defer, int32 [rows]."""
     each = np.array([run.defer for run in runs], dtype=np.int32)
     return np.repeat(each, [run.ids.size for run in runs])
 
 
 def parts_of(runs: Sequence[Run], device: torch.device) -> Iterator[Rows]:
-    """Yields the rows of a step in parts: consecutive runs of one token together, each other run by itself."""
+    """Yields what operations read of a step's rows (positions, KV-cache pages, states, on the device) in parts:
+    consecutive runs of one token are one part, each other run is a part by itself.
+    """
     for single, some in groupby(runs, key=is_single):
         for group in [list(some)] if single else [[run] for run in some]:
             yield _rows(group, device)

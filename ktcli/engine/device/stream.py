@@ -35,7 +35,7 @@ class Mark(Protocol):
     """A point in a stream's work."""
 
     def wait(self) -> None:
-        """Waits until the stream has reached the mark."""
+        """Blocks the calling thread until the stream has done all work before the mark."""
 
 
 class Stream(Protocol):
@@ -43,14 +43,14 @@ class Stream(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """The device that it belongs to."""
+        """The device on which the stream's work runs."""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Enqueues a copy of `source` to `target`, of one shape and dtype, without gaps; either may lie in pinned
         host memory."""
 
     def call(self, function: int, argument: int) -> None:
-        """Enqueues the call of a C function of type cudaHostFn_t, given by address, with its argument."""
+        """Enqueues the call of a C function of type cudaHostFn_t, given by its address, with `argument`."""
 
     def write_flag(self, address: int) -> None:
         """Enqueues a write of 1 to the 32 bits of pinned memory at a host address."""
@@ -59,25 +59,30 @@ class Stream(Protocol):
         """Enqueues a wait until the 32 bits at a host address are 1, then a write of 0."""
 
     def pin(self, address: int, size_bytes: int) -> None:
-        """Pins host memory for `copy` beside other work, until `unpin`."""
+        """Pins `size_bytes` bytes of host memory at an address, for copies beside other work, until `unpin`."""
 
     def unpin(self, address: int) -> None:
-        """Waits for the stream's work with pinned memory, then unpins it; call it before the memory is freed."""
+        """Waits for the stream's work with pinned memory, then unpins the memory at this address; to be called before
+        the memory is freed.
+        """
 
     def pinned(self, size_bytes: int) -> Tensor:
-        """Returns newly allocated pinned host memory, uint8."""
+        """Returns newly allocated pinned host memory, uint8 [size_bytes]."""
 
     def mark(self) -> Mark:
-        """Returns a mark at the end of the work enqueued so far."""
+        """Returns a mark at the end of the stream's work enqueued so far, for which a thread or another stream can
+        wait.
+        """
 
     def after(self, mark: Mark) -> None:
-        """Makes all further work wait for a mark of another stream of the device."""
+        """Makes all further work of this stream wait for a mark of another stream of the device."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Captures `work`, which must always touch the same memory and never read a result; returns a function that
-        replays it.
+        """Captures the device work that `work` enqueues, which must always touch the same memory and never read a
+        result; returns a function that enqueues the same work again.
 
-        `work` has run before: kernels are compiled and workspaces taken by then."""
+        `work` has run before: kernels are compiled and workspaces taken by then.
+        """
 
     def running(self) -> AbstractContextManager[None]:
         """Returns a context in which torch's own operations go to the stream."""
@@ -124,7 +129,7 @@ class HostStream:
             target.copy_(source)
 
     def call(self, function: int, argument: int) -> None:
-        """Calls a C function of type cudaHostFn_t, given by address, with its argument."""
+        """Calls a C function of type cudaHostFn_t, given by its address, with `argument`."""
         with self._logged("call"):
             _HostFunction(function)(argument)
 
@@ -150,7 +155,7 @@ class HostStream:
             pass
 
     def pinned(self, size_bytes: int) -> Tensor:
-        """Returns newly allocated host memory, uint8, which is not pinned."""
+        """Returns newly allocated host memory, uint8 [size_bytes], which is not pinned."""
         return torch.empty(size_bytes, dtype=torch.uint8)
 
     def mark(self) -> Mark:
@@ -161,7 +166,7 @@ class HostStream:
         """Does nothing: work before a mark is already done."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Returns `work` itself."""
+        """Returns `work` itself: calling it does the work again, as nothing is captured on a CPU."""
         return work
 
     @contextmanager
@@ -231,7 +236,7 @@ class CudaStream:
             target.copy_(source, non_blocking=True)
 
     def call(self, function: int, argument: int) -> None:
-        """Enqueues the call of a C function of type cudaHostFn_t, given by address, with its argument."""
+        """Enqueues the call of a C function of type cudaHostFn_t, given by its address, with `argument`."""
         with self.running():
             cuda.launch_host_function(self._now, function, argument)
 
@@ -246,33 +251,37 @@ class CudaStream:
             cuda.await_flag(self._now, self._device_address(address))
 
     def pin(self, address: int, size_bytes: int) -> None:
-        """Pins host memory that is already allocated, until `unpin`."""
+        """Pins `size_bytes` bytes of host memory that are already allocated at an address, until `unpin`."""
         with self.running():
             cuda.register(address, size_bytes)
 
     def unpin(self, address: int) -> None:
-        """Waits for the stream's work, then unpins host memory; errors of a failed device are ignored."""
+        """Waits for the stream's work, then unpins the host memory at this address; errors of a failed device are
+        ignored.
+        """
         with suppress(DeviceError):
             self.synchronize()
         with suppress(RuntimeError), self.running():  # a device that has failed has no stream
             cuda.unregister(address)
 
     def pinned(self, size_bytes: int) -> Tensor:
-        """Returns newly allocated pinned host memory, uint8."""
+        """Returns newly allocated pinned host memory, uint8 [size_bytes]."""
         with self.running():
             return pinned_memory(self.device, size_bytes)
 
     def mark(self) -> Mark:
-        """Records an event at the end of the work enqueued so far; returns it."""
+        """Returns a mark, a CUDA event, at the end of the stream's work enqueued so far."""
         return _Event(self._stream)
 
     def after(self, mark: Mark) -> None:
-        """Makes all further work wait for the event of another stream of the device."""
+        """Makes all further work of this stream wait for the event of another stream of the device."""
         assert isinstance(mark, _Event)
         self._stream.wait_event(mark.event)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Captures `work` as a CUDA graph; returns a function that replays it."""
+        """Captures the device work that `work` enqueues as a CUDA graph; returns a function that enqueues the graph
+        again.
+        """
         graph = torch.cuda.CUDAGraph()
         if self._graphs is None:
             self._graphs = torch.cuda.graph_pool_handle()
@@ -296,12 +305,20 @@ class CudaStream:
             yield
 
     def synchronize(self) -> None:
-        """Waits until all work of the stream is done; a core may be busy with waiting."""
+        """Blocks until all work of the stream is done; a core may be busy with waiting.
+
+        Raises:
+            DeviceError: something failed.
+        """
         with device_errors("a step"):
             self._stream.synchronize()
 
     def sleep(self) -> None:
-        """Waits until all work of the stream is done, and leaves the core to others meanwhile."""
+        """Blocks until all work of the stream is done, and leaves the core to others meanwhile.
+
+        Raises:
+            DeviceError: something failed.
+        """
         with device_errors("a step"):
             _Event(self._stream, blocking=True).event.synchronize()
 
@@ -316,8 +333,8 @@ class CudaStream:
 
 
 def pinned_memory(device: torch.device, size_bytes: int) -> Tensor:
-    """Returns newly allocated pinned host memory, uint8, for a GPU that is the thread's current one. It is not
-    torch's own, which ends the process where it comes back after the GPU has failed.
+    """Returns newly allocated pinned host memory, uint8 [size_bytes], for a GPU that is the thread's current one. It is
+    not torch's own, which ends the process where it comes back after the GPU has failed.
 
     Raises:
         DeviceError: the system does not allow so much.
@@ -380,12 +397,16 @@ def one_step(streams: Sequence[Stream]) -> Iterator[None]:
 
 
 def stream_on(device: torch.device, number: int = 0) -> Stream:
-    """Returns a stream of a device; work of other numbers runs beside it."""
+    """Returns the stream with this number on a device: a `CudaStream` on a GPU, else a `HostStream`; on a GPU, work in
+    streams of other numbers runs beside it.
+    """
     return CudaStream(device, number) if device.type == "cuda" else HostStream()
 
 
 def device_name(device: torch.device) -> str:
-    """Returns the name of a device's model: two devices of one model give results of the same bits."""
+    """Returns the name of a device's model, for example that of the GPU, or "cpu": two devices of one model give
+    results of the same bits.
+    """
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 

@@ -99,11 +99,13 @@ def load_device(
     progress: Progress | None = None,
     apart: Collection[LayerPart] = (),
 ) -> DeviceModel:
-    """Loads the weights into device memory and returns them.
+    """Loads all of a model's weights but the experts and parts that main memory has into device memory; returns them,
+    with the embedding in host memory.
 
     Args:
         mask: true for the experts on the device, bool [MoE layers, E].
         devices: the device of each layer; the last one's has the head.
+        progress: called with the bytes loaded so far and the bytes in all.
         apart: the parts of layers that are in main memory.
     Raises:
         torch.OutOfMemoryError: the device has not so much; nothing was read.

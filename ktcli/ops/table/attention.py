@@ -23,7 +23,8 @@ from ktcli.records import dataclass
 
 
 def paged_elements(dim: int, every: int, multiple: int = 1) -> int:
-    """Returns the elements per position of rows [dim] of a page, one for each window of `every` that ends in it.
+    """Returns the number of elements that are cached per position for rows of `dim` columns, of which a page of 64
+    positions has one for each window of `every` positions that ends in it, and at least one.
 
     Args:
         multiple: the rows of a page are rounded up to a multiple of this.
@@ -54,20 +55,21 @@ class GqaShape:
     chunked: bool = False
 
     def first_seen(self, position: Any) -> Any:
-        """Returns the first position that a token at `position`, a number or a tensor of them, sees; with a window that
-        is not chunked it may be below 0."""
+        """Returns the first position that a token at `position` (an integer or a tensor) attends to; with a window that
+        is not chunked it may be below 0.
+        """
         if self.chunked:
             return position - position % self.window
         return position + 1 - self.window if self.window else position * 0
 
     @property
     def value_dim(self) -> int:
-        """The number of columns of a head's values, and of its result."""
+        """The number of columns of each head's values, and of its attention result."""
         return self.v or self.head_dim
 
     @property
     def kept(self) -> int:
-        """The number of elements of k and v of one position."""
+        """The number of elements of the keys and values of all heads for one position."""
         return self.kv_heads * (self.head_dim + self.value_dim)
 
 
@@ -92,13 +94,15 @@ class Gqa(Operation):
 
     @property
     def cached(self) -> Cached:
-        """The elements of k and of v for each position, before those of an indexer."""
+        """The numbers of elements that the layer caches for each position: of the keys and of the values of all heads,
+        before those of an indexer.
+        """
         s = self.shape
         parts = s.kv_heads * s.head_dim, s.kv_heads * s.value_dim
         return Cached(0, parts, s.beside, (s.kv_heads, s.kv_heads))
 
     def widths(self) -> Widths:
-        """Returns the columns of the result, q, k and v, and the number of sinks."""
+        """Returns, by field name, the numbers of columns of the result `out`, q, k and v, and the number of sinks."""
         s, (k, v) = self.shape, self.cached.parts
         out = s.heads * s.value_dim
         return {"out": out, "q": s.heads * s.head_dim, "k": k, "v": v, "sinks": s.heads}
@@ -130,18 +134,19 @@ class ChooseShape:
 
     @property
     def positions(self) -> int:
-        """The greatest number of positions that a token attends to."""
+        """The greatest number of positions that are chosen for a token to attend to."""
         return self.top_k * self.block * self.every
 
     @property
     def elements(self) -> int:
-        """The number of elements that are cached for each position."""
+        """The number of elements of index keys that are cached for each position."""
         return paged_elements(self.dim, self.every, 16)
 
     @property
     def partials(self) -> int:
-        """The number of f32 elements that a token's scoring of all places of a page takes: their keys, scores, and
-        sorted scores with numbers of 64 bits."""
+        """The number of f32 elements of scratch that scoring all places of one page takes for one token: their keys,
+        scores, and sorted scores with numbers of 64 bits.
+        """
         return max(1, PAGE_TOKENS // self.every) * (self.dim + 5 * self.heads)
 
 
@@ -165,11 +170,15 @@ class Choose(Operation):
 
     @property
     def cached(self) -> Cached:
-        """The elements of the index key for each position, behind those of attention."""
+        """The number of elements of the index key that the layer caches for each position,
+        behind those of attention.
+        """
         return Cached(self.shape.behind, (self.shape.elements,), 0)
 
     def widths(self) -> Widths:
-        """Returns the columns of the index queries, the index key and the weights of heads."""
+        """Returns, by field name, the numbers of columns of the index queries `q`, the index key `key` and the `weight`
+        of heads.
+        """
         s = self.shape
         return {"q": s.heads * s.dim, "key": s.dim, "weight": s.heads}
 
@@ -192,8 +201,9 @@ class MlaShape:
 
     @property
     def cached_heads(self) -> int:
-        """The number of heads that are cached, each with a scale: that of the latent, and that of the rotated
-        columns, if any."""
+        """The number of heads cached for each position, with a scale each in an fp8 cache: one of the latent, and one
+        of the rotated columns, if any.
+        """
         return 2 if self.rope else 1
 
 
@@ -219,12 +229,16 @@ class Mla(Operation):
 
     @property
     def cached(self) -> Cached:
-        """The elements of the latent and the rotated key for each position, before those of an indexer."""
+        """The number of elements that the layer caches for each position: the latent and the rotated key, before those
+        of an indexer.
+        """
         s = self.shape
         return Cached(0, (s.lora + s.rope,), s.beside, (s.cached_heads,))
 
     def widths(self) -> Widths:
-        """Returns the columns of the result, q and the latent, and the shapes of the matrices of all heads."""
+        """Returns, by field name, the numbers of columns of the result `out`, q and the latent, and the (heads, n, k)
+        of the weights.
+        """
         s = self.shape
         return {
             "out": s.heads * s.v,
@@ -258,20 +272,23 @@ class MqaShape:
 
     @property
     def paged(self) -> int:
-        """The number of elements of pooled rows per position."""
+        """The number of elements of pooled rows that are cached per position; 0: there are no pooled rows."""
         return paged_elements(self.dim, self.every) if self.every else 0
 
     @property
     def partials(self) -> int:
-        """The number of f32 elements that a token's attention to all pooled rows of a page takes: rows three times,
-        and scores."""
+        """The number of f32 elements of scratch that one token's attention to all pooled rows of one page takes: the
+        rows three times, and their scores; 0: there are no pooled rows.
+        """
         if not self.every:
             return 0
         return max(1, PAGE_TOKENS // self.every) * (3 * self.dim + 2 * self.heads)
 
     @property
     def state_elements(self) -> int:
-        """The number of f32 elements of the window."""
+        """The number of f32 elements of a sequence's state in the layer: the keys of the last `window` positions,
+        rounded up to a multiple of 16.
+        """
         return ceil_to(self.window * self.dim, 16)
 
 
@@ -297,11 +314,13 @@ class Mqa(Operation):
 
     @property
     def cached(self) -> Cached:
-        """The elements of the pooled rows for each position, before those of an indexer."""
+        """The number of elements of pooled rows that the layer caches for each position, before those of an indexer."""
         return Cached(0, (self.shape.paged,), self.shape.beside)
 
     def widths(self) -> Widths:
-        """Returns the columns of the result, q, kv and the pooled rows, and the number of sinks."""
+        """Returns, by field name, the numbers of columns of the result `out`, q, kv and the pooled rows, and the number
+        of sinks.
+        """
         s, width = self.shape, self.shape.heads * self.shape.dim
         pooled = s.dim if s.every else 0
         return {"out": width, "q": width, "kv": s.dim, "pooled": pooled, "sinks": s.heads}

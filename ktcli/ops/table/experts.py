@@ -82,11 +82,13 @@ class Route(Operation):
 
     @property
     def vocab(self) -> int:
-        """The number of token ids that the table holds."""
+        """The number of token ids for which the table lists experts; 0: there is no table."""
         return self.table.elements // self.routing.top_k if self.table else 0
 
     def widths(self) -> Widths:
-        """Returns the columns of the logits, and the elements of the bias, the factors and the table."""
+        """Returns, by field name, the number of columns of the logits, and the numbers of elements of the bias, the
+        factors and the table.
+        """
         r = self.routing
         of_experts = dict.fromkeys(("logits", "bias", "factors"), r.experts)
         return {**of_experts, "table": self.vocab * r.top_k}
@@ -113,7 +115,9 @@ class Experts(Operation):
     down_bias: Vector | None = None
 
     def widths(self) -> Widths:
-        """Returns the columns of the result, the shapes of the experts' matrices, and the elements of their biases."""
+        """Returns, by field name, the number of columns of the result `out`, the (count, n, k) of the experts'
+        matrices, and the numbers of elements of their biases.
+        """
         count, hidden, inner = self.down.count, self.down.n, self.down.k
         rows = self.glu.rows(inner)
         return {
@@ -144,7 +148,7 @@ class SplitRouting(Operation):
 
     @property
     def experts(self) -> int:
-        """The number of experts in the table `elsewhere`."""
+        """The number of experts in the mask `elsewhere`; 0: there is no mask."""
         return self.elsewhere.elements if self.elsewhere else 0
 
 
@@ -160,5 +164,7 @@ class Carry(Operation):
     deferred: Rows
 
     def widths(self) -> Widths:
-        """Returns the columns of the deferred sum: those of x."""
+        """Returns, by field name, the number of columns of `deferred`, the sum of the previous layer's deferred
+        experts: as many as x has, to which it is added.
+        """
         return {"deferred": self.x.width}

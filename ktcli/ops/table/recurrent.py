@@ -40,12 +40,14 @@ class Conv(Operation):
 
     @property
     def width(self) -> int:
-        """The number of rows of x that one result row depends on, its own included."""
+        """The width of the convolution: the number of rows of x that one result row depends on, its own included."""
         columns: int = self.x.width
         return self.weight.k // columns
 
     def widths(self) -> Widths:
-        """Returns the columns of the result, those of x, and the elements of weight and bias."""
+        """Returns, by field name, the number of columns of the result `out`, and the numbers of elements of weight and
+        bias.
+        """
         columns: int = self.x.width
         return {"out": columns, "weight": self.width * columns, "bias": columns}
 
@@ -66,13 +68,16 @@ class PoolShape:
 
     @property
     def columns(self) -> int:
-        """The number of columns of each position's row."""
+        """The number of columns of each position's row of values or scores: `dim`, or twice as
+        many if windows overlap.
+        """
         return 2 * self.dim if self.overlap else self.dim
 
     @property
     def state_elements(self) -> int:
-        """The number of f32 elements of greatest score, sum of powers and weighted sum, of the open window and of
-        the next."""
+        """The number of f32 elements of a sequence's state in the layer: the partial softmax (greatest score, sum of
+        powers, weighted sum) of the open window and, if windows overlap, of the next.
+        """
         return ceil_to(3 * self.columns, 16)
 
 
@@ -94,7 +99,9 @@ class Pooling(Operation):
     first: StateFirst
 
     def widths(self) -> Widths:
-        """Returns the columns of the result, x and its scores, and the elements of the bias."""
+        """Returns, by field name, the numbers of columns of the result `out`, x and `score`, and the number of elements
+        of the bias.
+        """
         s = self.shape
         return {"out": s.dim, "x": s.columns, "score": s.columns, "bias": s.every * s.columns}
 
@@ -118,17 +125,19 @@ class DeltaShape:
 
     @property
     def columns(self) -> tuple[int, int, int]:
-        """The numbers of columns of q, k and v."""
+        """The numbers of columns of q, of k and of v, all heads together."""
         return self.key_heads * self.dk, self.key_heads * self.dk, self.heads * self.dv
 
     @property
     def decays(self) -> int:
-        """The number of columns of the decay."""
+        """The number of columns of the decay: one for each head, or one for each of a head's dk channels."""
         return self.heads * (self.dk if self.by_channel else 1)
 
     @property
     def state_elements(self) -> int:
-        """The number of f32 elements of a sequence's states, with columns padded to whole lines."""
+        """The number of f32 elements of a sequence's state in the layer: [dk, dv] for each head, with dv rounded up to
+        a multiple of 16.
+        """
         return self.heads * self.dk * ceil_to(self.dv, 16)
 
 
@@ -159,7 +168,9 @@ class Delta(Operation):
     first: StateFirst
 
     def widths(self) -> Widths:
-        """Returns the columns of the result, q, k, v and the gates, and the elements of the learned vectors."""
+        """Returns, by field name, the numbers of columns of the result `out`, q, k, v, decay and beta, and the numbers
+        of elements of the learned vectors log_rate and bias.
+        """
         s = self.shape
         q, k, v = s.columns
         views = {"out": v, "q": q, "k": k, "v": v, "decay": s.decays}
@@ -184,7 +195,9 @@ class ScanShape:
 
     @property
     def state_elements(self) -> int:
-        """The number of f32 elements of a sequence's states, with columns padded to whole lines."""
+        """The number of f32 elements of a sequence's state in the layer: [state_dim, head_dim] for each head, with
+        head_dim rounded up to a multiple of 16.
+        """
         return self.heads * self.state_dim * ceil_to(self.head_dim, 16)
 
 
@@ -217,7 +230,9 @@ class Scan(Operation):
     first: StateFirst
 
     def widths(self) -> Widths:
-        """Returns the columns of the result, x, b, c and dt, and the elements of the learned vectors."""
+        """Returns, by field name, the numbers of columns of the result `out`, x, b, c and dt, and the numbers of
+        elements of the learned vectors log_rate, bias and skip.
+        """
         s = self.shape
         values, groups = s.heads * s.head_dim, s.groups * s.state_dim
         views = {"out": values, "x": values, "b": groups, "c": groups, "dt": s.heads}
@@ -238,7 +253,9 @@ class LightningShape:
 
     @property
     def state_elements(self) -> int:
-        """The number of f32 elements of a sequence's states, with columns padded to whole lines."""
+        """The number of f32 elements of a sequence's state in the layer: [head_dim, head_dim] for each head, with the
+        columns rounded up to a multiple of 16.
+        """
         return self.heads * self.head_dim * ceil_to(self.head_dim, 16)
 
 
@@ -263,5 +280,5 @@ class Lightning(Operation):
     first: StateFirst = 0
 
     def widths(self) -> Widths:
-        """Returns the columns of the result, q, k and v."""
+        """Returns, by field name, the numbers of columns of the result `out`, q, k and v, which are equal."""
         return dict.fromkeys(("out", "q", "k", "v"), self.shape.heads * self.shape.head_dim)

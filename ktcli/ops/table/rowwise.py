@@ -70,11 +70,11 @@ class Embed(Operation):
 
     @property
     def vocab(self) -> int:
-        """The number of rows of the embedding."""
+        """The number of rows of the embedding table, one for each token id."""
         return self.table.n
 
     def widths(self) -> Widths:
-        """Returns the columns of the result: those of the embedding."""
+        """Returns, by field name, the number of columns of the result `out`: as many as the embedding table has."""
         return {"out": self.table.k}
 
 
@@ -96,11 +96,11 @@ class Norm(Operation):
 
     @property
     def in_place(self) -> bool:
-        """Whether it overwrites x: it does for runs of columns and for the first columns."""
+        """Whether the norm overwrites x, as it does if it normalises runs of columns or only the first columns."""
         return self.head_width is not None or self.columns is not None
 
     def widths(self) -> Widths:
-        """Returns the columns of the result, and the elements of the gain: the columns normed together."""
+        """Returns, by field name, the number of columns of the result `out`, and the number of elements of the gain."""
         together = None if self.own_gains else self.head_width
         return {"out": self.x.width, "gain": together or self.columns or self.x.width}
 
@@ -117,7 +117,9 @@ class LayerNorm(Operation):
     eps: float
 
     def widths(self) -> Widths:
-        """Returns the columns of the result and the elements of gain and bias: the columns of x."""
+        """Returns, by field name, the number of columns of the result `out` and the numbers of elements of gain and
+        bias: all as many as x has columns.
+        """
         return dict.fromkeys(("out", "gain", "bias"), self.x.width)
 
 
@@ -134,7 +136,9 @@ class Linear(Operation):
     reads: Reads = Reads.FORMAT
 
     def widths(self) -> Widths:
-        """Returns the columns of the result, the shape of the weight, and the elements of the bias."""
+        """Returns, by field name, the number of columns of the result `out`, the (1, n, k) of the weight, and the
+        number of elements of the bias.
+        """
         n, k = self.weight.n, self.x.width
         return {"out": n, "weight": (1, n, k), "bias": n}
 
@@ -167,7 +171,9 @@ class Swiglu(Operation):
     glu: Glu = SILU
 
     def widths(self) -> Widths:
-        """Returns the columns of x, gate and up each in whole panels or up alone, and of the result."""
+        """Returns, by field name, the number of columns of x, which are gate and up in whole runs of 16 or up alone,
+        and of the result `out`.
+        """
         return {"x": self.glu.rows(self.width), "out": self.width}
 
 
@@ -183,7 +189,7 @@ class GateRows(Operation):
     kind: GateKind = GateKind.SIGMOID
 
     def widths(self) -> Widths:
-        """Returns the columns of the result: those of x."""
+        """Returns, by field name, the number of columns of the result `out`: as many as x has."""
         return {"out": self.x.width}
 
 
@@ -197,7 +203,7 @@ class Add(Operation):
     b: Rows
 
     def widths(self) -> Widths:
-        """Returns the columns of the result and of b: those of a."""
+        """Returns, by field name, the numbers of columns of the result `out` and of b: as many as a has."""
         return {"out": self.a.width, "b": self.a.width}
 
 
@@ -216,11 +222,13 @@ class ScaleRows(Operation):
 
     @property
     def in_place(self) -> bool:
-        """Whether it overwrites x: always."""
+        """Whether the operation overwrites its operand x: always True."""
         return True
 
     def widths(self) -> Widths:
-        """Returns the columns of the result: those of x; and the one element of the factor."""
+        """Returns, by field name, the number of columns of the result `out`, as many as x has, and of elements of the
+        factor: 1.
+        """
         return {"out": self.x.width, "factor": 1}
 
 
@@ -238,11 +246,11 @@ class TemperRows(Operation):
 
     @property
     def in_place(self) -> bool:
-        """Whether it overwrites x: always."""
+        """Whether the operation overwrites its operand x: always True."""
         return True
 
     def widths(self) -> Widths:
-        """Returns the columns of the result: those of x."""
+        """Returns, by field name, the number of columns of the result `out`: as many as x has."""
         return {"out": self.x.width}
 
 
@@ -255,7 +263,7 @@ class Greatest(Operation):
     x: Rows
 
     def widths(self) -> Widths:
-        """Returns the one column of the result."""
+        """Returns, by field name, the number of columns of the result `out`: 1."""
         return {"out": 1}
 
 
@@ -270,7 +278,7 @@ class Select(Operation):
     x: Rows
 
     def widths(self) -> Widths:
-        """Returns the columns of the result: those of x."""
+        """Returns, by field name, the number of columns of the result `out`: as many as x has."""
         return {"out": self.x.width}
 
 
@@ -284,6 +292,8 @@ class Summary(Operation):
     logits: Rows
 
     def widths(self) -> Widths:
-        """Returns the columns of the results: one best, and a peak and a sum for each block of logits."""
+        """Returns, by field name, the numbers of columns of the results: 1 of `best`, and of `peaks` and `sums` one for
+        each block of logits.
+        """
         blocks = -(-self.logits.width // BLOCK_COLUMNS)
         return {"best": 1, "peaks": blocks, "sums": blocks}

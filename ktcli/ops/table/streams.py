@@ -21,7 +21,9 @@ class MixShape:
 
     @property
     def weights(self) -> int:
-        """The number of weights of a token: those of entry, of leaving, and of streams among each other."""
+        """The number of mixing weights of a token in hyper-connections: one for entering and one for leaving each
+        stream, and one for each pair of streams.
+        """
         return (2 + self.streams) * self.streams
 
 
@@ -35,7 +37,7 @@ class SpreadStreams(Operation):
     streams: Implied
 
     def widths(self) -> Widths:
-        """Returns the columns of the result: those of x for each stream."""
+        """Returns, by field name, the number of columns of the result `out`: `streams` times those of x."""
         return {"out": self.streams * self.x.width}
 
 
@@ -55,7 +57,7 @@ class Mix(Operation):
     shape: MixShape
 
     def widths(self) -> Widths:
-        """Returns the columns of x, and the elements of scale and base."""
+        """Returns, by field name, the number of columns of x, and the numbers of elements of scale and base."""
         alone = self.x.width == self.shape.streams
         columns = self.shape.streams if alone else self.shape.weights
         return {"x": columns, "scale": 1 if alone else 3, "base": columns}
@@ -71,7 +73,9 @@ class Collapse(Operation):
     by: Rows
 
     def widths(self) -> Widths:
-        """Returns the columns of the result, those of one stream, and of x."""
+        """Returns, by field name, the numbers of columns of the result `out`, which is one stream wide, and of x, which
+        holds all streams.
+        """
         width = self.x.width // self.by.width
         return {"out": width, "x": self.by.width * width}
 
@@ -88,7 +92,9 @@ class Expand(Operation):
     by: Rows
 
     def widths(self) -> Widths:
-        """Returns the columns of the result, x and the weights."""
+        """Returns, by field name, the numbers of columns of the result `out`, of x, which holds all streams, and of the
+        weights `by`.
+        """
         streams = self.x.width // self.y.width
         by = streams * (1 + streams)
         return {"out": self.x.width, "x": streams * self.y.width, "by": by}

@@ -38,7 +38,7 @@ def gqa(
     cache: KvPages,
     exact: bool = False,
 ) -> Tensor:
-    """Appends k and v to the cache, then returns causal grouped-query attention.
+    """Appends k and v to the KV cache, then returns the result of causal grouped-query attention.
 
     Args:
         q: [T, heads * D], rotated; k: [T, kv * D]; v: [T, kv * V].
@@ -101,7 +101,7 @@ def mla(
     cache: tuple[Pages],
     exact: bool = False,
 ) -> Tensor:
-    """Appends the latent to the cache, then returns causal latent attention.
+    """Appends the latent to the KV cache, then returns the result of causal multi-head latent attention (MLA).
 
     Args:
         q: [T, heads * (nope + rope)], rotated; latent: [T, lora + rope], normed and rotated.
@@ -226,8 +226,8 @@ def _of_heads(x: Tensor, w: Packed, exact: bool) -> Tensor:
 
 
 def seen_by(rows: Rows, shape: GqaShape | None = None) -> Tensor:
-    """Returns the mask bool [S, L] of the cached positions that the single row of each sequence may attend to: all
-    before it, or those in the shape's window.
+    """Returns the mask bool [S, L] of the cached positions that the single row of each sequence may attend to: those up
+    to its own, or of these only those in the shape's window.
     """
     length = rows.pages.shape[1] * PAGE_TOKENS
     lowest = shape.first_seen(rows.positions) if shape and shape.window else None
@@ -273,7 +273,9 @@ def _sunk(q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor) -> tuple[Tenso
 
 
 def with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Returns the softmax of scores [..., L] with one more score in the denominator, sinks [..., 1] or None."""
+    """Returns the softmax of scores [..., L] over the last dimension, with one more score, sinks [..., 1], in the
+    denominator; None: the plain softmax.
+    """
     if sinks is None:
         return scores.softmax(-1)
     peak = torch.maximum(scores.amax(-1, keepdim=True), sinks)
@@ -325,16 +327,20 @@ def _attend(
 
 
 def attend_causally(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Returns softmax(q k^T scale) v where q is the last T of L positions and each sees those up to itself. torch's
-    causal mask lets flash attention compute it where it can."""
+    """Returns softmax(q k^T scale) v, [B, heads, T, V], of q [B, heads, T, D], k [B, heads, L, D] and v [B, heads, L,
+    V], where the queries are the last T of the L positions and each sees those up to its own. torch's causal mask lets
+    flash attention compute it where it can.
+    """
     seen = causal_lower_right(q.shape[2], k.shape[2])
     with sdpa_kernel(_BACKENDS):
         return scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
 
 
 def attend_from_start(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Returns softmax(q k^T scale) v where query i sees keys 0 to i: as `attend_causally` of as many queries as keys,
-    by a kernel of torch that has a gradient on the CPU, too."""
+    """Returns softmax(q k^T scale) v, [..., T, V], where query i of q [..., T, D] sees keys 0 to i of k [..., L, D] and
+    v [..., L, V]: as `attend_causally` of as many queries as keys, by a kernel of torch that has a gradient on the CPU,
+    too.
+    """
     with sdpa_kernel(_BACKENDS):
         return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
 

@@ -39,8 +39,8 @@ class ExpertRunner(Protocol):
     """
 
     def outbox(self, layer: int, n_tokens: int) -> Sent | None:
-        """Returns the buffers into which the router of a layer writes its rows x, ids and gates [n_tokens, ...]
-        directly, where experts are computed elsewhere; None: there are none, and `start` copies the rows.
+        """Returns the buffers x [n_tokens, H], ids and gates [n_tokens, K] into which the router of a layer writes its
+        rows and its choice, where experts are computed elsewhere; None: there are none, and `start` copies the rows.
         """
         return None
 
@@ -56,7 +56,7 @@ class ExpertRunner(Protocol):
 
     def along(self, pending: Any, mlp: Mlp) -> Parts | None:
         """Computes the experts that are on the device together with an MLP of the same rows, in the same kernels;
-        returns the MLP's output; None: the MLP was not computed.
+        returns the MLP's output as a sum of parts [T, N]; None: the MLP was not computed.
         """
         return None
 
@@ -66,8 +66,10 @@ class ExpertRunner(Protocol):
         return None
 
     def finish(self, pending: Any) -> Value | Parts:
-        """Returns the weighted sum of the chosen experts [T, H] f32, with what the runner deferred in the layer
-        before, if it defers. Only with kernels that are `merged` it may be `Parts`, a sum that has not been taken."""
+        """Returns the weighted sum of the chosen experts [T, H] f32 that `start` began (`pending`), with what the
+        runner deferred in the layer before, if it defers. Only with kernels that are `merged` it may be `Parts`, a sum
+        that has not been taken.
+        """
 
 
 class OwnExperts:
@@ -80,8 +82,8 @@ class OwnExperts:
         self._sum: Value | Parts | None = None
 
     def along(self, mlp: Mlp) -> Parts | None:
-        """Computes the experts together with an MLP of x, in the same kernels; returns the MLP's output; None: the MLP
-        was not computed.
+        """Computes the experts together with an MLP of their rows x, in the same kernels; returns the MLP's output as a
+        sum of parts [T, N]; None: the MLP was not computed.
         """
         merged = self._kernels.merged
         if self._sum is not None or merged is None:
@@ -92,8 +94,9 @@ class OwnExperts:
         return along
 
     def sum(self) -> Value | Parts:
-        """Returns the weighted sum of the experts [T, H]; as `Parts`, not yet added up, if a merged kernel computed
-        it."""
+        """Returns the weighted sum [T, H] of the layer's chosen experts that are on the device; as `Parts`, not yet
+        added up, if a merged kernel computed it.
+        """
         if self._sum is None:
             merged = self._kernels.merged
             made = None if merged is None else merged.experts(*self._given)
@@ -153,11 +156,16 @@ class TorchBackend(Backend):
         self._chosen: Sequence[Chosen | None] = ()  # of each part
 
     def run(self, forward: Callable[[Backend], Value]) -> Value:
-        """Runs the forward pass; returns its logits [outputs, vocab]."""
+        """Returns what `forward`, a model's forward pass, computes on this backend: the logits [outputs, vocab], or the
+        hidden rows [outputs, hidden] of an embedding model.
+        """
         return forward(self)
 
     def do(self, operation: Operation) -> Any:
-        """Executes one operation, by itself for each part if it reads the step; returns its result."""
+        """Executes one operation in torch, by itself for each part of the step if it reads the step; returns its
+        result: a tensor of rows, the (ids, gates) of a routing, a runner's handle of started experts, or None for a
+        choice of positions.
+        """
         match operation:
             # The caller gathered its rows: the table itself stays in host memory.
             case Embed(table):
@@ -187,11 +195,15 @@ class TorchBackend(Backend):
         return self._step.routed + len(self.routings)
 
     def split(self, x: Value, *widths: int) -> tuple[Value, ...]:
-        """Returns views of consecutive ranges of columns of x, as wide as `widths` says."""
+        """Returns views of consecutive ranges of columns of x [T, N], one for each of `widths`, as many columns wide as
+        it says.
+        """
         return torch.split(x, list(widths), dim=-1)
 
     def grouped(self, x: Value, weights: tuple[Tensor, ...]) -> Value:
-        """Multiplies runs of columns of x by one weight each; returns the results side by side."""
+        """Returns the products of consecutive runs of columns of x with one weight each, concatenated to [T, sum of
+        their outputs].
+        """
         return torch.cat(self._groups(x, weights), -1)
 
     def _groups(self, x: Value, weights: tuple[Tensor, ...]) -> list[Value]:
@@ -200,7 +212,9 @@ class TorchBackend(Backend):
         return [self.linear(part, w) for part, w in zip(columns, weights, strict=True)]
 
     def block(self, part: LayerPart, x: Value, compute: Block) -> Value:
-        """Returns what a part of a layer makes of x, computed here or where its weights are."""
+        """Returns the output of one part of a decoder layer for the rows x: `compute(self, x)`, or computed where the
+        part's weights are, if that is elsewhere.
+        """
         elsewhere = self._runner.elsewhere(part)
         return compute(self, x) if elsewhere is None else elsewhere(self._value(x))
 
@@ -209,7 +223,9 @@ class TorchBackend(Backend):
         return x
 
     def collect(self, started: Any) -> Value:
-        """Finishes the started experts; returns their weighted sum [T, hidden]."""
+        """Finishes computing the experts that the handle `started` stands for; returns their
+        weighted sum [T, hidden].
+        """
         made = self._runner.finish(started)
         assert not isinstance(made, Parts)
         return made

@@ -51,7 +51,9 @@ class Chosen:
     every: int = 1
 
     def mask(self, rows: slice, length: int) -> Tensor:
-        """Returns the mask bool [lists, T, length] of the positions that the rows of a slice chose."""
+        """Returns the mask bool [lists, T, length] that is True at those of the first `length` positions that the T
+        rows of the slice `rows` chose.
+        """
         places = self.places[rows]
         shape = (*places.shape[:2], length // self.block + 1)  # one may be open from there on
         taken = torch.zeros(shape, dtype=torch.bool, device=places.device).scatter_(2, places, True)
@@ -59,15 +61,17 @@ class Chosen:
         return wide[..., :length].transpose(0, 1)
 
     def with_open_window(self, positions: Tensor) -> Chosen:
-        """Returns the chosen windows as blocks of positions, with the one that is not complete with a row's
-        position, [T], as one more. The caller masks the positions that a row may not see."""
+        """Returns the choice with windows as blocks of positions, and one more chosen for each row: the window that is
+        not complete at the row's position (`positions`, [T]). The caller masks the positions that a row may not see.
+        """
         own = (positions + 1) // self.every
         places = torch.cat((self.places, own[:, None, None]), 2)
         return Chosen(places, self.every)
 
     def positions(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the positions of each row's one list, int64 [T, K'], and the mask bool [T, K'] of those that the
-        row may attend to."""
+        """Returns the positions that each row chose, int64 [T, K'], for rows with one list, and the mask bool [T, K']
+        of those that the row may attend to, given its own position (`positions`, [T]).
+        """
         places, own = self.places[:, 0], (positions + 1) // self.every
         if self.every == 1:
             return places, places <= positions[:, None]
@@ -88,8 +92,8 @@ def choose(
     cache: tuple[Tensor],
     exact: bool = False,
 ) -> Chosen | None:
-    """Appends the index keys to the cache, then returns the places that each row attends to, by the rule of
-    kt_program_choose.
+    """Appends the index keys to the KV cache, then returns the places (positions, or blocks or windows of them) that
+    each row attends to, by the rule of kt_program_choose.
 
     Args:
         q: [T, heads * dim], rotated; key: [T, dim], normed and rotated; weight: [T, heads] or None.
@@ -142,8 +146,9 @@ def _best(
 
 
 def highest(scores: Tensor, k: int) -> Tensor:
-    """Returns the places of the k highest scores [..., L] f32 in descending order, int64 [..., k], of equals the lower
-    one first: what a stable sort gives, without sorting all of them."""
+    """Returns the indices of the k highest of scores [..., L] f32 in descending order, int64 [..., min(k, L)], of
+    equals the lower index first: what a stable sort gives, without sorting all of them.
+    """
     length = scores.shape[-1]
     bits = (scores + 0.0).view(torch.int32)  # a zero has one sign
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
@@ -164,8 +169,9 @@ def mla(
     cache: tuple[Pages],
     exact: bool = False,
 ) -> Tensor:
-    """Appends the latent to the cache, then returns latent attention over the chosen positions, or over all;
-    arguments and result are those of `attention.mla`."""
+    """Appends the latent to the cache, then returns latent attention over the chosen positions, or over all if `chosen`
+    is None, [T, heads * v] f32; arguments and result are those of `attention.mla`.
+    """
     weights = uk_in, uk_out, uv
     if chosen is None:
         return attention.mla(q, latent, *weights, shape, rows=rows, cache=cache, exact=exact)
@@ -205,8 +211,9 @@ def gqa(
     cache: KvPages,
     exact: bool = False,
 ) -> Tensor:
-    """Appends k and v to the cache, then returns grouped-query attention over the chosen blocks, or over all;
-    arguments and result are those of `attention.gqa`."""
+    """Appends k and v to the cache, then returns grouped-query attention over the chosen blocks, or over all positions
+    if `chosen` is None, [T, heads * V] f32; arguments and result are those of `attention.gqa`.
+    """
     if chosen is None:
         return attention.gqa(q, k, v, shape, sinks, rows=rows, cache=cache, exact=exact)
     assert sinks is None and not shape.window, "no family has both"

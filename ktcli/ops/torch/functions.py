@@ -75,8 +75,9 @@ class Rows:
 
     @property
     def forms(self) -> Iterator[tuple[int, int, bool]]:
-        """Yields (first, end, absorbed) for each stretch of a sequence's rows that takes one form of latent
-        attention."""
+        """An iterator over (first, end, absorbed): each stretch [first, end) of a sequence's rows that takes one form
+        of latent attention, and whether that is the absorbed form.
+        """
         done = 0
         for first, end in (*self.absorbed, (self.run, self.run)):
             if done < first:
@@ -87,30 +88,31 @@ class Rows:
 
     @property
     def single(self) -> bool:
-        """Whether each sequence has one row, and that row is no piece of a longer chunk."""
+        """Whether each sequence has one row in the step, and that row is no piece of a longer chunk."""
         return self.run == 1 and self.chunk <= 1
 
     @property
     def sequences(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yields the rows of each sequence, and its page table [P]."""
+        """An iterator over the sequences: the slice of rows of each, and its page table, int32 [P]."""
         for i, table in enumerate(self.pages):
             yield slice(i * self.run, (i + 1) * self.run), table
 
     def apart(self) -> Rows:
-        """Returns the rows with each as a sequence of its own, with the pages of its sequence and without its
-        state."""
+        """Returns the same rows with each as a sequence of its own, with the page table of its sequence and without a
+        recurrent state.
+        """
         pages, windows = self.pages.repeat_interleave(self.run, 0), self.windows
         windows = None if windows is None else windows.repeat_interleave(self.run, 0)
         return Rows(self.positions, pages, 1, ids=self.ids, live=self.live, windows=windows)
 
     def in_windows(self) -> Rows:
-        """Returns the rows with window pages in place of `pages`, for layers with a sliding window."""
+        """Returns a copy with `windows`, the page tables for layers with a sliding window, in place of `pages`."""
         assert self.windows is not None, "the step has no window pages"
         return replace(self, pages=self.windows)
 
 
 def in_blocks(rows: slice, size: int) -> Iterator[slice]:
-    """Yields consecutive rows in blocks of at most `size`."""
+    """Yields the slice `rows` in pieces: consecutive slices of at most `size` rows."""
     for first in range(rows.start, rows.stop, size):
         yield slice(first, min(first + size, rows.stop))
 
@@ -126,8 +128,9 @@ def norm(
     columns: int | None = None,
     own_gains: bool = False,
 ) -> Tensor:
-    """Returns RMSNorm of each run of W columns of x [T, N], or of the first columns of x alone; gain [W] f32, W = N
-    without one and without a head_width; with own_gains [N]."""
+    """Returns RMSNorm of each run of W columns of x [T, N], or of the first columns of x alone (in place), [T, N]; gain
+    [W] f32, W = N without one and without a head_width; with own_gains [N].
+    """
     if columns is not None:
         x[:, :columns] = norm(x[:, :columns], gain, eps, head_width)
         return x
@@ -158,7 +161,9 @@ def swiglu(x: Tensor, width: int, glu: Glu = SILU) -> Tensor:
 
 
 def gate(x: Tensor, by: Tensor, kind: GateKind = GateKind.SIGMOID) -> Tensor:
-    """Returns x [T, N] times by [T, G], or its sigmoid, silu or softplus; each column counts for N / G of x."""
+    """Returns x [T, N] multiplied by the sigmoid of `by` [T, G], by its silu or softplus, or by itself, as `kind` says;
+    each column of `by` multiplies N / G columns of x.
+    """
     opened = _OPENED[kind](by)
     runs = torch.unflatten(x, -1, (by.shape[-1], -1))
     return (runs * opened[..., None]).flatten(-2)
@@ -178,19 +183,21 @@ def add(a: Tensor, b: Tensor) -> Tensor:
 
 
 def scale(x: Tensor, by: float, limit: float = 0.0, factor: Tensor | None = None) -> Tensor:
-    """Returns x * by * factor, kept within a limit by limit * tanh(product / limit)."""
+    """Returns x * by * factor (None: 1) and, if `limit` is not 0, that squashed to limit * tanh(product / limit)."""
     made = x * by if factor is None else x * (by * factor)
     return limit * torch.tanh(made / limit) if limit else made
 
 
 def temper(x: Tensor, beta: float, every: int, shift: int = 0, *, rows: Rows) -> Tensor:
-    """Returns x [T, N] times 1 + beta * log(1 + floor((position + shift) / every)) of each row's position."""
+    """Returns x [T, N] with each row multiplied by 1 + beta * log(1 + floor((position + shift) / every)) of its
+    position.
+    """
     steps = torch.div(rows.positions + shift, every, rounding_mode="floor").float()
     return x * (1 + beta * torch.log1p(steps))[:, None]
 
 
 def greatest(x: Tensor) -> Tensor:
-    """Returns the greatest of each row's columns, [T, N] -> [T, 1]."""
+    """Returns the maximum of each row of x, [T, N] -> [T, 1]."""
     return x.amax(-1, keepdim=True)
 
 
@@ -228,7 +235,9 @@ def linear(
     *,
     exact: bool = False,
 ) -> Tensor:
-    """Returns x [T, K] W^T + bias, [T, N] f32. Of bf16, all but F32 is like FORMAT."""
+    """Returns x [T, K] W^T + bias, [T, N] f32. Both factors are rounded to bf16, unless `exact` is set or `reads` is
+    F32.
+    """
     exact = exact or reads is Reads.F32
     dtype = read_type(exact)
     if isinstance(weight, PlainMatrix):
@@ -240,14 +249,16 @@ def linear(
 
 
 def blocks(w: Packed, elements: int) -> list[Packed]:
-    """Returns views of the rows of a matrix in blocks of about `elements` elements, each of which is unpacked at
-    once."""
+    """Returns views of consecutive rows of the packed matrix w, each of about `elements` elements, so that a caller can
+    unpack one after the other.
+    """
     step = ceil_to(max(1, elements // w.k), PANEL_ROWS)
     return [rows_of(w, first, min(first + step, w.n)) for first in range(0, w.n, step)]
 
 
 def product(x: Tensor, w: Tensor, *, exact: bool) -> Tensor:
-    """Returns x [(B,) T, K] times the transpose of w [(B,) N, K], of the dtype that products read, as f32.
+    """Returns x [(B,) T, K] times the transpose of w [(B,) N, K] as f32 [(B,) T, N]; w has the dtype of `read_type`,
+    and x is rounded to bf16 unless `exact`.
 
     The last two lines are not yet run: only a GPU multiplies bf16 to f32.
     """
@@ -261,12 +272,12 @@ def product(x: Tensor, w: Tensor, *, exact: bool) -> Tensor:
 
 
 def read_type(exact: bool) -> torch.dtype:
-    """Returns the dtype in which products read their factors."""
+    """Returns the dtype to which both factors of products are rounded: f32 if `exact`, else bf16."""
     return torch.float32 if exact else torch.bfloat16
 
 
 def rounded(x: Tensor, exact: bool) -> Tensor:
-    """Returns x in f32, rounded to bf16 unless `exact`."""
+    """Returns x as f32 with its values rounded to bf16; x itself if `exact`."""
     return x if exact else x.bfloat16().float()
 
 
@@ -308,7 +319,9 @@ def route(
 
 
 def scores(logits: Tensor, kind: Score) -> Tensor:
-    """Returns the router's score of each expert, [T, E], from its logits."""
+    """Returns the router's score of each expert, [T, E], from its logits [T, E]: their softmax, sigmoid, square root of
+    softplus, or the logits themselves, as `kind` says.
+    """
     if kind is Score.SOFTMAX:
         return logits.softmax(-1)
     if kind is Score.SIGMOID:
@@ -431,7 +444,8 @@ def _experts_grouped(x: Tensor, chosen: Chosen, stack: PackedStack, exact: bool)
 
 
 def summarize(logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the summary of logits [B, vocab] that the sampler reads, each row at its temperature [B].
+    """Returns the summary of logits [B, vocab] that the sampler reads, each row at its temperature of `temperature`
+    [B].
 
     Returns:
         best [B], the place of the highest logit; peaks and sums [B, blocks], see `Logits`. Sums are 0 at temperature 0.

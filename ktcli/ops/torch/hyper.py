@@ -12,13 +12,14 @@ from ktcli.ops.table.streams import MixShape
 
 
 def spread(x: Tensor, streams: int) -> Tensor:
-    """Returns x [T, width] copied into each stream, [T, streams * width]."""
+    """Returns x [T, width] repeated once for each residual stream, [T, streams * width]."""
     return x.repeat(1, streams)
 
 
 def mix(x: Tensor, scale: Tensor, base: Tensor, shape: MixShape) -> Tensor:
-    """Returns the weights of streams from x: [T, streams] of entry alone, or [T, weights]; scale [1] or [3], base
-    as wide as x."""
+    """Returns the mixing weights of hyper-connections from x, f32 of its shape: [T, streams], those of entering only,
+    or [T, weights], also those of leaving and among streams. scale is [1] or [3], base as wide as x.
+    """
     n, eps = shape.streams, shape.eps
     if x.shape[1] == n:
         return torch.sigmoid(x * scale + base) + eps
@@ -38,13 +39,14 @@ def mix(x: Tensor, scale: Tensor, base: Tensor, shape: MixShape) -> Tensor:
 
 
 def collapse(x: Tensor, by: Tensor) -> Tensor:
-    """Returns the sum of the streams of x [T, streams * width], weighted by `by` [T, streams], [T, width]."""
+    """Returns the sum [T, width] of the residual streams of x [T, streams * width], weighted by `by` [T, streams]."""
     return (torch.unflatten(x, -1, (by.shape[1], -1)) * by[..., None]).sum(1)
 
 
 def expand(x: Tensor, y: Tensor, by: Tensor) -> Tensor:
-    """Returns the mixed streams: stream k is by[k] * y + the sum over streams j of by[streams + j * streams + k] *
-    x[j]."""
+    """Returns the mixed residual streams [T, streams * width] of x [T, streams * width] and y [T, width]: stream k is
+    by[k] * y + the sum over streams j of by[streams + j * streams + k] * x[j].
+    """
     streams = x.shape[1] // y.shape[1]
     post, comb = torch.split(by, [streams, streams**2], -1)
     # Element by element: a GPU would multiply matrices of f32 in a shorter format.

@@ -95,7 +95,8 @@ EXACT = _torch_table("exact", exact=True)
 
 
 def kernels_for(device: torch.device, *, exact: bool = False) -> Kernels:
-    """Returns the table for a device: Triton kernels on an NVIDIA GPU, unless `triton_fails`.
+    """Returns the table of kernels (functions by operation name) for a device: Triton's on an NVIDIA GPU unless
+    `triton_fails`, else torch's.
 
     Args:
         exact: f32 in every product and in the cache, to compare with a reference.
@@ -143,8 +144,9 @@ def triton_fails(device: torch.device) -> str:
 
 
 def kernels_fail(device: torch.device) -> str:
-    """Returns why the first Triton kernel failed on a device, where it will fail until some version changes; ""
-    otherwise."""
+    """Returns the reason why the first Triton kernel failed on a device, as a clause, where it will fail until some
+    version changes; "" otherwise.
+    """
     return _failed.get(device, "") if triton_fails(device) else ""
 
 
@@ -177,7 +179,9 @@ def _first_words(error: Exception) -> str:
 
 
 def compiled_before() -> bool:
-    """Returns whether Triton's cache holds compiled kernels of steps, or Triton cannot be used at all."""
+    """Returns whether Triton's cache on disk holds kernels of steps that were compiled earlier, or Triton cannot be
+    used at all.
+    """
     if _triton_lacks():
         return True
     folder = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
@@ -204,7 +208,9 @@ def _triton_lacks() -> str:
 
 
 def triton_kernels() -> Kernels:
-    """Returns the table of Triton kernels, with those of torch where there is none. Imports Triton only now."""
+    """Returns the table of kernels (functions by operation name) for an NVIDIA GPU: Triton's, with those of torch for
+    operations that have none. Imports Triton only now.
+    """
     from ktcli.ops.triton import attention, merged, operations, router, small, summary, sums
 
     kernels: dict[str, Kernel] = {**TORCH.operations, **operations.OPERATIONS}

@@ -33,25 +33,29 @@ class LowRankUpdate:
     b: Tensor
 
     def added(self, y: Tensor | None, x: Tensor) -> Tensor:
-        """Returns y [T, n] or [n] f32 plus the update of the product with x [T, k]; None: the update alone."""
+        """Returns y [T, n] or [n] f32 plus the low-rank update (x a^T) b^T of the product with x [T, k], [T, n]; with y
+        None, the update alone.
+        """
         inner = x.float() @ self.a.T
         return inner @ self.b.T if y is None else torch.addmm(y, inner, self.b.T)
 
     def of_heads(self, x: Tensor) -> Tensor:
-        """Returns the update of each head's own rows, x [T, heads, k], or of the same for all heads, [T, k] -> [T,
-        heads, n]."""
+        """Returns the low-rank update of each head's product, [T, heads, n], with the head's own rows of x [T, heads,
+        k], or with the same rows x [T, k] for all heads.
+        """
         rows = x.float() if x.dim() == 2 else x.float().transpose(0, 1)
         inner = rows @ self.a.transpose(1, 2)
         return (inner @ self.b.transpose(1, 2)).transpose(0, 1)
 
     def heads(self, which: slice) -> Self:
-        """Returns the update of some of the heads."""
+        """Returns the low-rank update restricted to the heads in the slice `which`, as views of its factors."""
         a, b = (each if each.shape[0] == 1 else each[which] for each in (self.a, self.b))
         return type(self)(a, b)
 
 
 def write_factors(updates: Sequence[Update], a: F32, b: F32) -> None:
-    """Writes the factors of a product's updates, one behind the other, and zeros behind them.
+    """Overwrites a and b with the factors of one product's low-rank updates, one behind the other along the rank, and
+    zeros behind them.
 
     Args:
         a: [1 or count, R, k]. b: [1 or count, n, R], with the scale of each update.

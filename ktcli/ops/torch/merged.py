@@ -37,23 +37,25 @@ class Parts:
 
     @classmethod
     def of(cls, x: Tensor) -> Parts:
-        """Returns the rows x [T, N] as a sum of one part."""
+        """Returns the rows x [T, N] in the form of a sum that has x as its only part."""
         return cls(x[:, None])
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The number of rows and of columns of the sum."""
+        """The numbers of rows and of columns that the sum has once it is added up."""
         return self.values.shape[0], self.values.shape[2]
 
     @property
     def alone(self) -> Tensor | None:
-        """The rows [T, N] where the sum has only one part, without a gate; else None."""
+        """The rows [T, N] of the sum if it has only one part, which no gate weights; None: it
+        has several, or a gate.
+        """
         if self.values.shape[1] > 1 or self.routed is not None or self.beside is not None:
             return None
         return self.values[:, 0]
 
     def columns(self, first: int, last: int) -> Parts:
-        """Returns the sum of columns [first, last) only."""
+        """Returns columns [first, last) of the sum, as a sum of views that is not added up either."""
         beside = None if self.beside is None else self.beside[..., first:last]
         return replace(self, values=self.values[..., first:last], beside=beside)
 

@@ -37,7 +37,9 @@ from ktcli.records import dataclass
 def backend_of(
     weights: Weights, step: StepInputs, kernels: Kernels, runner: ExpertRunner
 ) -> TorchBackend:
-    """Returns the backend that executes a step with this table of kernels."""
+    """Returns the backend that executes one step's forward pass with this table of kernels: one that merges operations
+    if the table has merged kernels.
+    """
     kind = TorchBackend if kernels.merged is None else MergingBackend
     return kind(weights, step, kernels, runner)
 
@@ -109,12 +111,16 @@ class MergingBackend(TorchBackend):
         self._started: _Started | None = None
 
     def run(self, forward: Callable[[Backend], Value]) -> Value:
-        """Runs the forward pass; returns its logits [outputs, vocab], computed if they were deferred."""
+        """Returns what `forward`, a model's forward pass, computes on this backend, as a finished tensor: the logits
+        [outputs, vocab], or the hidden rows [outputs, hidden] of an embedding model.
+        """
         logits: Value = self._value(forward(self))
         return logits
 
     def do(self, operation: Operation) -> Any:
-        """Executes one operation, or defers it until its result is read; returns the result or a placeholder."""
+        """Executes one operation, or defers it until its result is read; returns what `TorchBackend.do` returns, or a
+        placeholder for a result that is not yet computed or added up.
+        """
         match operation:
             case Norm(gain=Declared(), head_width=int()) | Norm(gain=Declared(), columns=int()):
                 return _Pending(operation)
@@ -157,19 +163,23 @@ class MergingBackend(TorchBackend):
         return super().do(operation)
 
     def split(self, x: Value, *widths: int) -> tuple[Any, ...]:
-        """Returns consecutive ranges of columns of x, as wide as `widths` says; x must not be a deferred sum."""
+        """Returns consecutive ranges of columns of x [T, N], one for each of `widths`: tensors, or placeholders where x
+        is a sum that is not yet added up.
+        """
         if not isinstance(x, _Columns):
             return super().split(self._value(x), *widths)
         ends = list(accumulate(widths, initial=x.first))
         return tuple(_Columns(x.of, *of) for of in pairwise(ends))
 
     def grouped(self, x: Value, weights: tuple[Declared, ...]) -> Value:
-        """Multiplies runs of columns of x by one weight each; returns the computed results side by side."""
+        """Returns the products of consecutive runs of columns of x with one weight each, computed now and concatenated
+        to [T, sum of their outputs].
+        """
         return torch.cat([self._value(part) for part in self._groups(x, weights)], -1)
 
     def collect(self, started: _Started) -> Any:
-        """Computes the operations deferred until the experts; returns the experts' weighted sum, not added up if it is
-        in parts.
+        """Computes the operations that were deferred while the experts of `started` ran; returns the experts' weighted
+        sum [T, hidden], or a placeholder for it if it is not yet added up.
         """
         for each in started.beside:  # before the stream waits for others
             self._made(each)

@@ -61,7 +61,8 @@ def mqa(
     state: States,
     exact: bool = False,
 ) -> Tensor:
-    """Appends the pooled rows to the cache and kv to the state, then returns multi-query attention over both.
+    """Appends the pooled rows to the cache and kv to the state, then returns multi-query attention over the pooled rows
+    and the last positions.
 
     Args:
         q: [T, heads * dim], kv: [T, dim], rotated; pooled: [T, dim], or None.

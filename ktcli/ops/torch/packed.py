@@ -52,7 +52,9 @@ class PackedLayout:
 
 @cache
 def layout(fmt: Format, k: int) -> PackedLayout:
-    """Returns the layout of a panel with `k` columns."""
+    """Returns the sizes of one panel, 16 packed rows of a matrix with `k` columns in format `fmt`: padded columns,
+    columns per scale, and bytes of codes, of scales and in all.
+    """
     line = _LINES[fmt.bits]
     step = 16 * line
     columns = -(-k // max(step, fmt.group)) * max(step, fmt.group)
@@ -83,7 +85,7 @@ class Packed:
 
     @property
     def count(self) -> int:
-        """The number of matrices."""
+        """The number of packed matrices in `data`."""
         return int(self.data.shape[0])
 
 
@@ -130,13 +132,14 @@ class Extras:
 
     @property
     def bias_bytes(self) -> int:
-        """The size in bytes of the biases."""
+        """The size in bytes of the experts' biases; 0 without any."""
         biases = (self.gate_up_bias, self.down_bias)
         return sum(bias.nbytes for bias in biases if bias is not None)
 
     def columns(self, first: int, last: int) -> Extras:
-        """Returns the biases and activation for columns [first, last) of the experts' width; `first` is a multiple
-        of 16. The first columns bring the bias of down, so that it is added once."""
+        """Returns the experts' biases and activation for columns [first, last) of the experts' width; `first` is a
+        multiple of 16. The first columns bring the bias of down, so that it is added once.
+        """
         if self.gate_up_bias is None:
             return self
         rows = self.gate_up_bias[:, self.glu.rows(first) : self.glu.rows(last)]
@@ -163,24 +166,26 @@ class PackedStack:
 
 
 def rows_of(w: Packed, first: int, last: int) -> Packed:
-    """Returns rows [first, last) of each matrix, as a view; `first` is a multiple of 16."""
+    """Returns rows [first, last) of each packed matrix of w, as a view; `first` is a multiple of 16."""
     size = layout(w.format, w.k).panel_bytes
     panels = slice(first // PANEL_ROWS * size, -(-last // PANEL_ROWS) * size)
     return Packed(w.format, last - first, w.k, w.data[:, panels])
 
 
 def unpack(w: Packed, index: int, dtype: torch.dtype) -> Tensor:
-    """Returns the unpacked matrix `index`, [n, k]; exact in f32, else rounded once to `dtype`."""
+    """Returns matrix `index` of w unpacked, [n, k] of `dtype`: exact in f32, else rounded once."""
     return _decode(w, w.data[index : index + 1], dtype)[0]
 
 
 def unpack_many(w: Packed, indices: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns the unpacked matrices of `indices` (int [m], on the device), [m, n, k], without host synchronisation."""
+    """Returns the matrices of w with the given `indices` (int [m], on the device) unpacked, [m, n, k] of `dtype`,
+    without waiting for the device.
+    """
     return _decode(w, w.data.index_select(0, indices), dtype)
 
 
 def unpack_whole(w: Packed, dtype: torch.dtype) -> Tensor:
-    """Returns all matrices unpacked, [count, n, k]."""
+    """Returns all matrices of w unpacked, [count, n, k] of `dtype`."""
     return _decode(w, w.data, dtype)
 
 
@@ -202,7 +207,9 @@ def _decode(w: Packed, data: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def rotate(rows: Tensor, block: int) -> Tensor:
-    """Returns rows [..., columns] f32 times the Hadamard matrix of their blocks, its own inverse; see kt.h."""
+    """Returns rows [..., columns] f32 with each block of `block` columns multiplied by the normalised Hadamard matrix,
+    which is its own inverse; see kt.h.
+    """
     out: Tensor = rows.reshape(-1, block)
     h = 1
     while h < block:

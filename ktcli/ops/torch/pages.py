@@ -39,17 +39,23 @@ class ScaledPages:
     widths: tuple[int, ...] = ()
 
     def of_heads(self, *widths: int) -> ScaledPages:
-        """Returns the same pages with heads of `widths` columns."""
+        """Returns the same fp8 pages, in the same memory, with positions divided into heads of `widths` columns, which
+        have a scale each.
+        """
         return replace(self, widths=widths)
 
     def write(self, page: Tensor, place: Tensor, new: Tensor) -> None:
-        """Encodes the rows `new` [T, elements] and writes them to the given pages and places."""
+        """Encodes the rows `new` [T, elements] as fp8 and writes each to its page (`page`, [T]) and place in the page
+        (`place`, [T]).
+        """
         made = [encode(head) for head in self._split(new.float())]
         self.codes[page, place] = torch.cat([codes.flatten(1) for codes, _ in made], -1)
         self.scales[page, place] = torch.cat([scale for _, scale in made], -1)
 
     def at(self, table: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        """Returns the decoded rows of the pages of a table […], [..., 64, elements]."""
+        """Returns the decoded rows of the fp8 pages whose numbers are in `table` […], as [..., 64, elements] of
+        `dtype`.
+        """
         scales = torch.split(self.scales[table], [len(w) for w in self._heads()], -1)
         heads = zip(self._split(self.codes[table]), scales, strict=True)
         return torch.cat([decode(*head).flatten(-2) for head in heads], -1).to(dtype)
@@ -66,8 +72,9 @@ class ScaledPages:
 
 
 def encode(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the codes uint8 [..., columns] and scale bytes uint8 [...] of heads, the rows of x f32 [...,
-    columns]."""
+    """Returns heads in fp8: the E4M3 codes, uint8 [..., columns], and scale bytes, uint8 [...], of x f32 [...,
+    columns], of which each row is a head.
+    """
     most = x.abs().nan_to_num(nan=float("inf"), posinf=float("inf")).amax(-1)
     bits = most.view(torch.int32)
     above = ((bits & 0x7FFFFF) > 0x600000).int()
@@ -79,7 +86,9 @@ def encode(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def decode(codes: Tensor, scale: Tensor) -> Tensor:
-    """Returns the f32 values of heads: the rows of codes [..., columns] times their scales [...]."""
+    """Returns the f32 values of fp8 heads, [..., columns]: their codes uint8 [..., columns] times their scales, uint8
+    [...].
+    """
     wide = scale.int()
     unit = torch.where(wide > 0, wide << 23, _HALF_LEAST).view(torch.float32)
     return codes.view(torch.float8_e4m3fn).float() * unit[..., None]
@@ -90,7 +99,9 @@ KvPages = tuple[Pages, Pages]  # of keys and values
 
 
 def own_parts(flat: Tensor, cached: Cached) -> tuple[Pages, ...]:
-    """Returns an operation's own parts of a layer's cache, each [pages, 64, elements]."""
+    """Returns the parts that belong to one operation in a layer's cache, the flat memory `flat`, as views [pages, 64,
+    elements]; with their scales in an fp8 cache.
+    """
     if flat.dtype == torch.uint8:
         assert not cached.before and not cached.behind, "no layer that chooses has an fp8 cache"
         own = _parts(flat, (*cached.parts, *cached.heads))
@@ -108,20 +119,23 @@ def _parts(flat: Tensor, widths: tuple[int, ...]) -> tuple[Tensor, ...]:
 
 
 def window_rows(part: Tensor, dim: int, every: int) -> Tensor:
-    """Returns the pooled rows that each page of a part [pages, 64, …] begins with: [pages, 64 / every, dim], one at
-    least."""
+    """Returns the pooled rows that lie at the beginning of each page of a part [pages, 64, …] of a layer's cache, as a
+    view [pages, 64 / every, dim]; at least one row per page.
+    """
     rows = max(1, PAGE_TOKENS // every)
     return torch.unflatten(part.flatten(1)[:, : rows * dim], 1, (rows, dim))
 
 
 def append_heads(cache: KvPages, k: Tensor, v: Tensor, rows: Rows) -> None:
-    """Writes k and v [T, heads * …] to their positions in the cache."""
+    """Writes the keys k and values v, each [T, heads * …], to the cached pages at their rows' positions."""
     for pages, new in zip(cache, (k, v), strict=True):
         append(pages, new, rows)
 
 
 def append(pages: Pages, new: Tensor, rows: Rows) -> None:
-    """Writes the rows `new` [T, …] to their positions in pages [pages, 64, …]."""
+    """Writes the rows `new` [T, …] to the cached pages [pages, 64, …] at their positions,
+    encoded if the cache is fp8.
+    """
     table = rows.pages.repeat_interleave(rows.run, 0) if rows.run > 1 else rows.pages
     page = table.gather(1, (rows.positions // PAGE_TOKENS)[:, None])[:, 0].long()
     place = rows.positions % PAGE_TOKENS
@@ -132,25 +146,31 @@ def append(pages: Pages, new: Tensor, rows: Rows) -> None:
 
 
 def plain(pages: Pages) -> Tensor:
-    """Returns `pages` as the tensor of plain numbers that it is: layers that choose positions have no other pages."""
+    """Returns `pages` itself after asserting that it is a tensor of plain numbers, not fp8: layers that choose
+    positions have no other pages.
+    """
     assert isinstance(pages, Tensor)
     return pages
 
 
 def of_columns(pages: Pages, *widths: int) -> Pages:
-    """Returns `pages` with heads of `widths` columns, each with scales of its own in an fp8 cache."""
+    """Returns `pages` with positions divided into heads of `widths` columns, which have a scale each in an fp8 cache;
+    plain pages are returned as they are.
+    """
     if isinstance(pages, Tensor):
         return pages
     return pages.of_heads(*(width for width in widths if width))
 
 
 def memory_of(pages: Pages) -> tuple[Tensor, Tensor | None]:
-    """Returns the tensors of pages: their numbers or codes, and their scales; None without scales."""
+    """Returns the tensors in which pages lie: their numbers and None, or in an fp8 cache their
+    codes and their scales.
+    """
     return (pages, None) if isinstance(pages, Tensor) else (pages.codes, pages.scales)
 
 
 def held_at(pages: Pages, table: Tensor) -> Tensor:
-    """Returns the cached rows of the pages in page tables [S, P], f32 [S, L, elements]."""
+    """Returns all cached rows of the pages in page tables [S, P], decoded to f32 [S, L, elements], L = 64 P."""
     if isinstance(pages, ScaledPages):
         return pages.at(table.long(), torch.float32).flatten(1, 2)
     return pages[table.long()].flatten(1, 2).float()
@@ -175,16 +195,17 @@ def append_windows(cache: Tensor, new: Tensor, rows: Rows, every: int) -> None:
 
 
 def windows_at(cache: Tensor, table: Tensor, numbers: Tensor, every: int) -> Tensor:
-    """Returns pooled rows of windows, [..., M, dim] f32, by a page table [..., P]; window numbers int64 [..., M],
-    clamped to the table."""
+    """Returns the cached pooled rows of the windows with the given `numbers`, int64 [..., M], as [..., M, dim] f32, by
+    a page table [..., P]; numbers behind the table are clamped to it.
+    """
     last = ((numbers + 1) * every - 1).clamp(max=table.shape[-1] * PAGE_TOKENS - 1)
     page = table.expand(*last.shape[:-1], -1).gather(-1, last // PAGE_TOKENS).long()
     return cache[page, last % PAGE_TOKENS // every].float()
 
 
 def held_by(pages: Pages, table: Tensor, positions: Tensor) -> Tensor:
-    """Returns a sequence's cached rows by position, [L, elements]; zero behind the last of `positions`, where a page is
-    uninitialised.
+    """Returns one sequence's cached rows in order of position, [L, elements]; zero behind the last of `positions`,
+    where a page is uninitialised.
     """
     own = table.long()
     held = (pages.at(own) if isinstance(pages, ScaledPages) else pages[own]).flatten(0, 1)

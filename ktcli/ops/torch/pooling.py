@@ -21,8 +21,8 @@ from ktcli.ops.torch.recurrent import States
 def pooling(
     x: Tensor, score: Tensor, bias: Tensor, shape: PoolShape, *, rows: Rows, state: States
 ) -> Tensor:
-    """Returns x pooled by the softmax of score, both [T, columns]: [T, dim], a window's row where its last position
-    is, else zeros.
+    """Returns rows [T, dim]: where a row is the last position of a window, the values x [T, columns] of that window
+    averaged with the softmax of `score` [T, columns] as weights, else zeros. Updates the state.
 
     bias: [every * columns], added to the scores of each place in a window.
     """

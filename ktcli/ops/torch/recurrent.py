@@ -39,7 +39,9 @@ class States:
     first: int = 0
 
     def read(self, shape: tuple[int, ...]) -> Tensor:
-        """Returns the first elements of the operation's part of each sequence's state, [sequences, *shape]."""
+        """Returns the first elements of the operation's part of each sequence's state, f32 [sequences, *shape]; zeros
+        for a sequence that has no state yet.
+        """
         part = self.memory[:, self.first : self.first + torch.Size(shape).numel()]
         source = self.slots[0]
         found = part.index_select(0, source.clamp(min=0))
@@ -61,8 +63,10 @@ def conv(
     rows: Rows,
     state: States,
 ) -> Tensor:
-    """Returns silu(bias + sum over i of weight[i] * row t - W + 1 + i) of x [T, N], weight [W * N] -> [T, N]; without
-    silu if `linear`."""
+    """Returns the causal convolution of each column of x [T, N] over the last W rows of its sequence, [T, N]: silu(bias
+    + sum over i of weight[i] * x[t - W + 1 + i]), without silu if `linear`; weight is [W * N]. Updates the state, W - 1
+    rows.
+    """
     taps, run, columns = weight.view(-1, x.shape[1]), rows.run, x.shape[1]
     before = state.read((len(taps) - 1, columns))
     wide = torch.cat((before, x.reshape(-1, run, columns)), 1)
@@ -86,7 +90,8 @@ def delta(
     rows: Rows,
     state: States,
 ) -> Tensor:
-    """Returns the result of the gated delta rule by kt_program_delta's formula, [T, heads * dv] f32.
+    """Returns the result of the gated delta rule (linear attention) by kt_program_delta's formula, [T, heads * dv] f32,
+    and updates the states.
 
     Args:
         q, k, v: [T, key_heads * dk] twice, [T, heads * dv].
@@ -171,7 +176,8 @@ def scan(
     rows: Rows,
     state: States,
 ) -> Tensor:
-    """Returns the result of the state space model by kt_program_scan's formula, [T, heads * head_dim] f32.
+    """Returns the result of Mamba-2's state space model by kt_program_scan's formula, [T, heads * head_dim] f32, and
+    updates the states.
 
     Args:
         x, b, c: [T, heads * head_dim], and [T, groups * state_dim] twice.
@@ -206,7 +212,8 @@ def _rates(shape: LightningShape, device: torch.device) -> Tensor:
 def lightning(
     q: Tensor, k: Tensor, v: Tensor, shape: LightningShape, *, rows: Rows, state: States
 ) -> Tensor:
-    """Returns the result of lightning attention by kt_program_lightning's formula, [T, heads * head_dim] f32.
+    """Returns the result of lightning attention (linear attention with a fixed decay) by kt_program_lightning's
+    formula, [T, heads * head_dim] f32, and updates the states.
 
     Args:
         q, k, v: [T, heads * head_dim].

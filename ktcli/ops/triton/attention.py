@@ -309,7 +309,9 @@ def _merge_kernel(
 
 
 def append(cache: Pages, new: Tensor, rows: Rows) -> None:
-    """Writes the rows `new` [T, width] to their positions in cache [pages, 64, width…]."""
+    """Writes the rows `new` [T, width] to the cached pages [pages, 64, width…] at their positions, encoded if the cache
+    is fp8.
+    """
     if isinstance(cache, ScaledPages):
         return append_scaled(cache, new, rows)
     width = new.shape[1]

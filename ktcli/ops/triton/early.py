@@ -38,13 +38,16 @@ def enter(EARLY: tl.constexpr):
 
 
 def early(of: Tensor) -> Mapping[str, bool]:
-    """Returns the launch options of a kernel on the device of a tensor, which ask for an early start where it is
-    enabled."""
+    """Returns the options, by name, with which a kernel is launched on the device of a tensor: EARLY and, where early
+    starts are enabled, Triton's `launch_pdl`.
+    """
     return _EARLY if starts_early(of.device) else _USUAL
 
 
 def starts_early(device: torch.device) -> bool:
-    """Returns whether kernels start early on a device."""
+    """Returns whether kernels on a device are launched so that they start while the kernel before still ends
+    (programmatic dependent launch).
+    """
     if device.type != "cuda":
         return False
     number = torch.cuda.current_device() if device.index is None else device.index
@@ -55,6 +58,6 @@ def starts_early(device: torch.device) -> bool:
 
 
 def start_early(device: torch.device, on: bool) -> None:
-    """Sets whether kernels start early on a device from now on."""
+    """Sets whether later kernels on a device are launched so that they start while the kernel before still ends."""
     number = torch.cuda.current_device() if device.index is None else device.index
     _of_devices[number] = on

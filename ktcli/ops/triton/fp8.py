@@ -17,7 +17,9 @@ from ktcli.ops.triton.early import early, enter
 
 @triton.jit
 def coded(x, inside):
-    """Returns the E4M3 codes of a head's columns x, f32, and its scale byte; int32. They are 0 where not `inside`."""
+    """Returns the E4M3 codes of a head's columns x (f32) and the head's scale byte, both int32. Codes are 0 where not
+    `inside`.
+    """
     x = tl.where(inside, x, 0.0)
     # Sizes of numbers are ordered as their bits; NaN counts as infinity.
     most = tl.max(tl.minimum(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0x7F800000), axis=0)
@@ -50,7 +52,7 @@ def _nearest(x):
 
 @triton.jit
 def numbers(codes):
-    """Returns the values of E4M3 codes, bf16, which holds them exactly."""
+    """Returns the values of E4M3 codes (uint8) as bf16, which holds them exactly."""
     wide = codes.to(tl.int32)
     size = (wide & 0x7F) << 20
     value = size.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120: the biases' distance
@@ -60,7 +62,7 @@ def numbers(codes):
 
 @triton.jit
 def units(scales):
-    """Returns the values of scale bytes, f32."""
+    """Returns the values of E8M0 scale bytes, powers of two, as f32."""
     wide = scales.to(tl.int32)
     return tl.where(wide > 0, wide << 23, 0x400000).to(tl.float32, bitcast=True)
 

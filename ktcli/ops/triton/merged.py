@@ -122,7 +122,9 @@ def _heads_kernel(
 def add_norm(
     a: Tensor | None, sums: tuple[Parts, ...], gain: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns the sum of a [T, N], if there is one, and of one or two sums [T, N], and its RMSNorm with gain [N]."""
+    """Returns two tensors f32 [T, N]: the total of a [T, N] (None: nothing) and of one or two sums [T, N] that are not
+    yet added up, and the RMSNorm of the total with gain [N].
+    """
     rows, width = sums[0].shape
     total = torch.empty(rows, width, dtype=torch.float32, device=gain.device)
     out = torch.empty_like(total)
@@ -138,8 +140,9 @@ def add_norm(
 def gqa(
     heads: Heads, shape: GqaShape, sinks: Tensor | None, *, rows: Rows, cache: KvPages
 ) -> Tensor:
-    """Norms and rotates the heads, appends keys and values to the cache, and returns grouped-query attention of one
-    row of each sequence."""
+    """Norms and rotates the heads, appends keys and values to the KV cache, and returns grouped-query attention of one
+    row of each sequence, [sequences, heads * value_dim] f32.
+    """
     s, rope, sequences = shape, heads.rope or Rope(0, ()), heads.q.shape[0]
     ready = torch.empty(
         sequences, s.heads * s.head_dim, dtype=torch.float32, device=rows.pages.device

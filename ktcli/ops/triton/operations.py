@@ -42,8 +42,9 @@ UNPACKED_ELEMENTS = 1 << 26
 def product(
     x: Tensor, weight: Matrix, bias: Tensor | None = None, reads: Reads = Reads.FORMAT
 ) -> Parts | None:
-    """Returns x [T, K] W^T + bias as a sum of parts [T, N]; None: it is not computed in parts, and `linear`
-    computes it."""
+    """Returns x [T, K] W^T + bias as a sum of parts [T, N] that is not yet added up; None: no kernel computes it in
+    parts, and `linear` has to.
+    """
     w = weight
     if isinstance(w, PlainMatrix) or reads is Reads.F32:
         return None
@@ -73,8 +74,9 @@ def linear(
 def few_experts(
     x: Tensor, ids: Tensor, gate: Tensor, stack: PackedStack, mlp: Mlp | None = None
 ) -> tuple[Parts, Parts | None] | None:
-    """Returns the chosen experts of a few rows as a sum of parts [T, H], and an MLP's output if it is computed with
-    them; None: they are not computed in parts, and `experts` computes them."""
+    """Returns the weighted outputs of the chosen experts for a few rows, as a sum of parts [T, H] not yet added up, and
+    the output of `mlp` or None if it was not computed with them; None instead of both: use `experts`.
+    """
     if stack.gate_up.count == 0 or stack.extras.glu.ungated or x.shape[0] > FEW_ROWS:
         return None
     parts, along = vector_experts(x, ids, gate, stack, _beside(mlp) if x.shape[0] == 1 else None)

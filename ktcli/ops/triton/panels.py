@@ -35,7 +35,9 @@ _UNPACK_LINES = 32
 
 
 def panel_arguments(w: Packed) -> dict[str, int]:
-    """Returns the compile-time constants that kernels need of a packed weight; its format must not be rotated."""
+    """Returns the compile-time constants by name (BITS, GROUP, COLUMNS …) that tell kernels the format and layout of a
+    packed weight; its format must not be rotated.
+    """
     assert not w.format.rotation, "no kernel here undoes a rotation"
     lay = layout(w.format, w.k)
     is_six = w.format.bits == 6
@@ -53,13 +55,19 @@ def panel_arguments(w: Packed) -> dict[str, int]:
 
 
 def lines_of(arguments: dict[str, int]) -> int:
-    """Returns the number of lines of a panel; of 6 bits, of those that hold lower ones."""
+    """Returns the number of lines (64 bytes: a 32-bit word of codes of each of 16 rows) of a panel of a packed weight;
+    in formats of 6 bits, only of those with the lower bits.
+
+    Args:
+        arguments: the constants that `panel_arguments` returned for the weight.
+    """
     return arguments["COLUMNS"] * arguments["BITS"] // 32
 
 
 def words_and_scales(w: Packed) -> tuple[Tensor, Tensor]:
-    """Returns the bytes of a weight viewed as 32-bit words, and viewed as its scales (words again where it has
-    none)."""
+    """Returns two views of the bytes of a packed weight: as int32 words, and as numbers of the type of its scales
+    (int32 words again where it has none).
+    """
     assert w.data.is_contiguous()
     words = w.data.view(torch.int32)
     scale = SCALE_TYPES.get(w.format.scale)
@@ -79,7 +87,8 @@ def _codebook_words(codebook: tuple[int, ...]) -> tuple[int, int]:
 def raw_code(
     words, zero, n: tl.constexpr, BITS: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr
 ):  # fmt: skip
-    """Returns code n of each word, 0 <= n < 32 / BITS, as f32: value / scale + zero_of(n); of E4M3 a 256th of it.
+    """Returns the decoded code n of each packed word, 0 <= n < 32 / BITS, as f32: the weight / its scale + zero_of(n);
+    of E4M3 a 256th of it.
 
     zero: 0, better one the compiler cannot know. A logical instruction has room for one constant; the other
     then stays in a register, while a known one is moved there again for most weights (sm_90, ptxas 12.9:
@@ -137,7 +146,7 @@ def raw_code(
 def zero_of(
     n: tl.constexpr, BITS: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr
 ):  # fmt: skip
-    """Returns the offset that `raw_code` adds to code n, as f32."""
+    """Returns the constant, as f32, by which `raw_code` of code n is larger than the weight / its scale."""
     zero = 0.0
     if BITS == 8 and BOOK_LOW == 0:
         zero = 384.0
@@ -153,7 +162,7 @@ def zero_of(
 def code_of(
     words, n: tl.constexpr, BITS: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr
 ):  # fmt: skip
-    """Returns code n of each word, 0 <= n < 32 / BITS, as f32: value / scale, exactly."""
+    """Returns the decoded code n of each packed word, 0 <= n < 32 / BITS, as f32: exactly the weight / its scale."""
     raw = raw_code(words, 0, n, BITS, BOOK_LOW, BOOK_HIGH)
     if BITS <= 8 and BOOK_LOW == 0:
         raw = raw - zero_of(n, BITS, BOOK_LOW, BOOK_HIGH)
@@ -166,7 +175,7 @@ def code_of(
 def words_of(
     panel, lines, rows, inside, EVEN: tl.constexpr, BITS: tl.constexpr, BOOK_LOW: tl.constexpr
 ):  # fmt: skip
-    """Returns the words [lines, rows] of a panel; if EVEN, those that are not inside are anything, else 0.
+    """Returns the packed words [lines, rows] of a panel; if EVEN, those that are not inside are anything, else 0.
 
     panel: its first byte, as a pointer to words. Codes of 6 bits come as 64: the word of their lower 4 bits, and above
     it that of their upper 2, moved so that both halves of a line of upper bits lie alike.
@@ -190,14 +199,14 @@ def words_of(
 def first_scale(
     SCALE_BYTES: tl.constexpr, COLUMNS: tl.constexpr, BITS: tl.constexpr, BOOK_LOW: tl.constexpr
 ):  # fmt: skip
-    """Returns the number of the first scale of a panel, of scales counted from the panel's first byte."""
+    """Returns the index of a panel's first scale, counted in scales from the panel's first byte: behind the codes."""
     CODE_BITS: tl.constexpr = 6 if BITS == 4 and BOOK_LOW == -1 else BITS
     return 2 * COLUMNS * CODE_BITS // SCALE_BYTES
 
 
 @triton.jit
 def column_of(lines, n: tl.constexpr, BITS: tl.constexpr):
-    """Returns the matrix column of code n of the words of `lines`."""
+    """Returns the column of the matrix that code n of a packed word belongs to, for the words of each of `lines`."""
     if BITS == 4:
         return lines // 8 * 64 + lines % 8 * 4 + n // 2 + n % 2 * 32
     return lines * (32 // BITS) + n
@@ -205,8 +214,9 @@ def column_of(lines, n: tl.constexpr, BITS: tl.constexpr):
 
 @triton.jit
 def stored_scales(first, at, rows, inside):
-    """Returns the scales `at` [lines] + rows as they are stored, `first` being where those of a panel begin; those of
-    the type e4m3 as the bits of their values."""
+    """Returns the scales of a panel at `at` [lines] + rows as they are stored (0 where not `inside`), `first` being
+    where the panel's scales begin; those of the type e4m3 as the bits of their f32 values.
+    """
     here = at + rows
     if first.dtype.element_ty == tl.int8:
         byte = tl.load(first + 16 + here, mask=inside, other=0).to(tl.int32)
@@ -221,7 +231,8 @@ def scales_of(
     BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr, COLUMNS: tl.constexpr,
     BOOK_LOW: tl.constexpr,
 ):  # fmt: skip
-    """Returns the scales of the words [lines, rows] of a panel, as stored; the shape is that of lines + rows.
+    """Returns the scales of the packed words [lines, rows] of a panel, as stored (see `scale_value`); the shape is that
+    of lines + rows.
 
     scales: the panel's first byte, as a pointer to scales. HALF: the scales of a word's even codes (0) or of its
     odd ones (1), which differ only in groups of 32 columns at 4 bits. Four rows are one load: 8 bytes of
@@ -237,7 +248,7 @@ def scales_of(
 
 @triton.jit
 def scale_value(raw, SCALE_BYTES: tl.constexpr):
-    """Returns f32 scales from what `stored_scales` returned."""
+    """Returns the scales `raw`, as `stored_scales` returned them, converted to f32."""
     if raw.dtype == tl.int32:  # of e4m3
         return raw.to(tl.float32, bitcast=True)
     if SCALE_BYTES == 1:
@@ -305,8 +316,9 @@ def _unpack_kernel(
 
 
 def unpack_all(w: Packed, indices: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Returns the unpacked matrices of `indices` (int [m], on the device), [m, n, k]; each value rounded once to
-    `dtype`."""
+    """Returns the matrices of w with the given `indices` (int [m], on the device) unpacked, [m, n, k]; each value
+    rounded once to `dtype`.
+    """
     if w.format.rotation:
         return unpack_many(w, indices, dtype)
     out = torch.empty(indices.shape[0], w.n, w.k, dtype=dtype, device=w.data.device)

@@ -83,8 +83,9 @@ class Panels(NamedTuple):
 
     @classmethod
     def of(cls, w: Packed, span: int | None = None) -> Panels:
-        """Returns the arguments for packed matrices of which programs read splits of `span` lines; None: all of
-        them."""
+        """Returns the kernel arguments for packed matrices w: their words, scales, sizes and constants. A program reads
+        `span` lines of a panel (a split); None: all of them.
+        """
         arguments = panel_arguments(w)
         lines = lines_of(arguments)
         known = (
@@ -223,7 +224,9 @@ def _pair_sums(x, w, panel, second, first, last):
 
 @triton.jit
 def matrix_of(ids, slots, at):
-    """Returns the index in the stacks of the expert at slot `at` of a routing; negative: it is not on the device."""
+    """Returns the index, among the matrices on the device, of the expert that a routing has at `at`; negative: it is
+    not on the device.
+    """
     expert = tl.load(ids + at)
     matrix = tl.load(slots + tl.maximum(expert, 0))
     return tl.where(expert < 0, -1, matrix)
@@ -319,13 +322,15 @@ def _gate_up_kernel(
 
 
 def vector_product(x: Tensor, w: Packed, bias: Tensor | None = None) -> Parts:
-    """Returns x [T, K] times matrix 0 of w, + bias [N], as a sum of parts [T, N]; one row at a time."""
+    """Returns x [T, K] times the transpose of matrix 0 of w, + bias [N], as a sum of parts [T, N] that is not yet added
+    up; one row at a time.
+    """
     x, w = unrotated(x, w)
     return Parts(_products(x, w, (x.stride(0), 0, 1)), beside=bias)
 
 
 def vector_products(x: Tensor, w: Packed) -> Tensor:
-    """Returns x [T, count, K] with each row times the matrix of its place, [T, count, N] f32."""
+    """Returns [T, count, N] f32: each row x[t, i] of x [T, count, K] times the transpose of matrix i of w."""
     rows, count, _ = x.shape
     x, w = unrotated(x, w)
     parts = Parts(_products(x, w, (x.stride(0), x.stride(1), count)))
@@ -339,8 +344,9 @@ def vector_experts(
     stack: PackedStack,
     beside: tuple[Packed, Packed, Glu] | None = None,
 ) -> tuple[Parts, Parts | None]:
-    """Returns gate * down(swiglu(gate_up x)) of each slot as a sum of parts [T, H], without the bias of down, and
-    the output of an MLP of the same rows, if `beside` gives one.
+    """Returns the outputs gate * down(swiglu(gate_up x)) of the chosen experts as a sum of parts [T, H], not yet added
+    up and without the bias of down, and the output [1, N] of the MLP `beside` of the same row; None: there is no such
+    MLP.
 
     x [T, H]; ids int32 [T, K]; gate f32 [T, K]: see `functions.experts`. beside: gate_up, down and activation, of one
     row.
@@ -393,19 +399,28 @@ def _products(x: Tensor, w: Packed, strides: tuple[int, int, int]) -> Tensor:
 
 
 def tile_lines(arguments: dict[str, int]) -> int:
-    """Returns the number of lines of a tile: 64, or half the power of two that holds a short panel."""
+    """Returns the number of lines of a panel that a product reads at once (a tile): 64, or for a short panel half the
+    power of two that holds it, at least 8.
+
+    Args:
+        arguments: the constants that `panel_arguments` returned for the weight.
+    """
     lines = lines_of(arguments)
     return min(_LINES, max(8, int(triton.next_power_of_2(lines)) // 2))
 
 
 def even_tiles(columns: int, arguments: dict[str, int], span: int) -> bool:
-    """Returns whether splits of `span` lines are whole pairs of tiles, and need no masks."""
+    """Returns whether splits of `span` lines of a panel are whole pairs of tiles, and x has as many `columns` as the
+    panel, so that kernels need no masks.
+    """
     lines = lines_of(arguments)
     pair = 2 * tile_lines(arguments)
     return columns == arguments["COLUMNS"] and lines % pair == 0 and span % pair == 0
 
 
 def span_lines(lines: int, tile: int, pairs: int) -> int:
-    """Returns the number of lines of one split, a multiple of two tiles: enough splits for _PROGRAMS programs."""
+    """Returns the number of lines of a panel that one program of a product reads (a split), a multiple of two tiles: so
+    many that `pairs` pairs of panels give about _PROGRAMS programs.
+    """
     wanted = max(1, min(_PROGRAMS // pairs, lines // (2 * tile)))
     return int(triton.cdiv(triton.cdiv(lines, wanted), 2 * tile)) * 2 * tile

@@ -120,9 +120,9 @@ def choose(
     sent: Tensor | None = None,
     to: Sent | None = None,
 ) -> tuple[Tensor, Tensor] | None:
-    """Returns the top_k experts and gates of each row by the logits x [T, hidden] W^T + logit_bias, all in f32;
-    otherwise as `small.route_all`, with rows that are `sent` in place of its x. None: one kernel cannot compute it
-    here.
+    """Returns the top_k experts, ids int32 [T, K] and gates f32 [T, K], of each row by the logits x [T, hidden] W^T +
+    logit_bias, all in f32; otherwise as `small.route_all`, with the rows `sent` in place of its x. None: one kernel
+    cannot compute it here.
     """
     r, rows = routing, x.shape[0]
     if not isinstance(weight, PlainMatrix) or (tickets := weight.tickets) is None:

@@ -50,8 +50,9 @@ def _norm_kernel(
 
 @triton.jit
 def partners(column, place, half, INTERLEAVED: tl.constexpr):
-    """Returns for each column whether it is the second of its rotary pair, the number of the pair, and the pair's
-    other column. place: the column's place among those that are rotated."""
+    """Returns three values for each column: whether it is the second of its rotary pair, the number of the pair, and
+    the other column of the pair. place: the column's place among those that are rotated.
+    """
     if INTERLEAVED:
         second = place % 2 == 1
         pair = place // 2
@@ -65,7 +66,9 @@ def partners(column, place, half, INTERLEAVED: tl.constexpr):
 
 @triton.jit
 def turned(value, backend, second, pair, inside, inv_freq, position, scale):
-    """Returns values rotated with the other values of their pairs, where they are `inside` the rotated columns."""
+    """Returns `value`, columns of a head, after rotary embedding at `position`, where they are `inside` the rotated
+    columns, else as it is. backend: the values of the pairs' other columns.
+    """
     # In f32, as the models were trained: the angle is rounded before its sine is taken.
     angle = position.to(tl.float32) * tl.load(inv_freq + pair, mask=inside, other=0.0)
     cos, sin = tl.cos(angle) * scale, tl.sin(angle) * scale
@@ -120,7 +123,9 @@ def _hadamard_kernel(
 
 @triton.jit
 def activated(gate, up, glu):
-    """Returns the activation of kt_glu of gate and up, see `glu_arguments`; NaN stays NaN."""
+    """Returns the gated activation of gate and up by kt_glu's formula with the parameters `glu`, see `glu_arguments`;
+    NaN stays NaN.
+    """
     alpha, limit, shift, top, cubic = glu
     gate = tl.where(gate > top, top, gate)
     up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
@@ -190,8 +195,9 @@ def choice(
     N_GROUP: tl.constexpr, TOPK_GROUP: tl.constexpr, TOP2: tl.constexpr, FACTORED: tl.constexpr,
     BLOCK: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """Returns the chosen experts and gates [SLOTS] of a row by the rule of kt_program_route, of which the first
-    TOP_K count. x: its logits [BLOCK], -inf from `n_experts` on."""
+    """Returns the ids int32 and gates f32, [SLOTS] each, of the experts chosen for a row by the rule of
+    kt_program_route; the first TOP_K count. x: the row's logits [BLOCK], -inf from `n_experts` on.
+    """
     expert = tl.arange(0, BLOCK)
     known = expert < n_experts
     if SCORE == 1:
@@ -244,7 +250,9 @@ def write_choice(
     chosen, gate, row, live, ids, gates, to_ids, to_gates,
     TOP_K: tl.constexpr, MASKED: tl.constexpr, SENT: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Writes the chosen experts and gates of a row, -1 if it is not live and MASKED; to main memory, too, if SENT."""
+    """Writes the ids (-1 if the row is not live and MASKED) and gates of the experts chosen for a row to ids and gates,
+    and to to_ids and to_gates in main memory, too, if SENT.
+    """
     if MASKED:
         chosen = tl.where(tl.load(live + row) != 0, chosen, -1)
     slot = tl.arange(0, SLOTS)
@@ -292,7 +300,9 @@ def _route_kernel(
 def choice_arguments(
     r: Routing, bias: Tensor | None, factors: Tensor | None, live: Tensor | None
 ) -> dict[str, Any]:
-    """Returns the compile-time constants of `choice` and `write_choice` but SENT."""
+    """Returns the compile-time constants, by name, that `choice` and `write_choice` need for a
+    routing; all but SENT.
+    """
     return {
         "TOP_K": r.top_k, "SCORE": int(r.score), "BIASED": bias is not None, "NORMALIZE": r.normalize,
         "N_GROUP": r.n_group, "TOPK_GROUP": r.topk_group,
@@ -312,7 +322,9 @@ def norm(
     columns: int | None = None,
     own_gains: bool = False,
 ) -> Tensor:
-    """Returns RMSNorm of each run of W columns of x [T, N], or of its first columns; see `functions.norm`."""
+    """Returns RMSNorm of each run of W columns of x [T, N], or of its first columns (in place), [T, N]; see
+    `functions.norm`.
+    """
     out = x if columns is not None else torch.empty(x.shape, dtype=torch.float32, device=x.device)
     n = columns or x.shape[1]
     values = x.new_ones(head_width or n) if gain is None else gain
@@ -338,8 +350,9 @@ def rope(x: Tensor, rope: Rope, head_width: int, first: int = 0, *, rows: Rows) 
 
 
 def unrotated(x: Tensor, w: Packed) -> tuple[Tensor, Packed]:
-    """Returns x and w for kernels that undo no rotation, with the same product: x rotated, of as many columns as a
-    panel has, and w as `plain` has it; both as given if w is not rotated.
+    """Returns activations and a packed weight whose product equals that of x and w, but whose format is not rotated: x
+    multiplied by the Hadamard matrix, with as many columns as a panel, and `plain(w)`; x and w themselves if w is not
+    rotated.
 
     x: [..., K or more] f32; what lies behind K is not read.
     """
@@ -356,14 +369,17 @@ def unrotated(x: Tensor, w: Packed) -> tuple[Tensor, Packed]:
 
 
 def plain(w: Packed) -> Packed:
-    """Returns w with its bytes read as they are, the weight of rotated rows; as given if w is not rotated."""
+    """Returns w as a weight of a format without rotation, with the same bytes: it is to be multiplied with rotated
+    rows. w itself if its format is not rotated.
+    """
     block, columns = rotation_of(w)
     return replace(w, format=replace(w.format, rotation=0), k=columns) if block else w
 
 
 def rotation_of(w: Packed) -> tuple[int, int]:
-    """Returns the columns of one rotated block of w, 0 if it is not rotated, and the columns of rows rotated for it:
-    those of a panel, or w's own."""
+    """Returns the number of columns of one rotated block of w (0: it is not rotated), and the number of columns of rows
+    that are rotated to be multiplied with it: those of a panel, or w's own.
+    """
     block = w.format.of_columns(w.k).rotation
     return block, layout(w.format, w.k).columns if block else w.k
 
@@ -377,7 +393,9 @@ def swiglu(x: Tensor, width: int, glu: Glu = SILU) -> Tensor:
 
 
 def swiglu_of(parts: Parts, width: int, glu: Glu = SILU) -> Tensor:
-    """Returns silu(gate) * up, or the activation that `glu` says, of a sum of parts [T, 2I'], [T, width]."""
+    """Returns silu(gate) * up, or the activation that `glu` says, [T, width], of a sum of parts [T, 2I'] in which runs
+    of 16 gate and 16 up columns alternate.
+    """
     if glu.ungated:
         return functions.swiglu(sum_parts(parts), width, glu)
     rows = parts.shape[0]
@@ -399,8 +417,9 @@ def route(
     *,
     rows: Rows | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the top_k experts of each token and their gates by the rule of kt_program_route; see
-    `functions.route`."""
+    """Returns the top_k experts of each token, ids int32 [T, K], and their gates f32 [T, K] by the rule of
+    kt_program_route; see `functions.route`.
+    """
     if table is not None:
         return functions.route(logits, routing, bias, factors, table, rows=rows)
     return route_all(logits, routing, bias, factors)
@@ -416,8 +435,10 @@ def route_all(
     x: Tensor | None = None,
     to: Sent | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the top_k experts of each token and their gates, -1 in rows that are not live, and writes x [T,
-    hidden], ids and gates to pinned memory, if `to` says where; only the rows of both x may have gaps."""
+    """Returns the top_k experts of each token, ids int32 [T, K] (-1 in rows that are not live), and their gates f32 [T,
+    K]. If `to` is given, x [T, hidden], ids and gates are also written to that pinned memory; only the rows of both x
+    may have gaps.
+    """
     r, tokens = routing, logits.shape[0]
     ids = torch.empty(tokens, r.top_k, dtype=torch.int32, device=logits.device)
     gate = torch.empty(tokens, r.top_k, dtype=torch.float32, device=logits.device)

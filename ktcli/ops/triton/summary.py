@@ -54,7 +54,9 @@ def _best_kernel(highs, places, best, groups, vocab, GROUPS: tl.constexpr, EARLY
 
 
 def summarize(logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns best, peaks and sums of logits [B, vocab], see `functions.summarize`; NaN counts as infinite."""
+    """Returns the summary of logits [B, vocab] that the sampler reads: best int64 [B], peaks and sums f32 [B, blocks],
+    see `functions.summarize`; NaN counts as infinite.
+    """
     rows, vocab = logits.shape
     blocks = -(-vocab // BLOCK_COLUMNS)
     groups = -(-blocks // _BLOCKS)

@@ -36,7 +36,7 @@ class Sum(NamedTuple):
 
     @classmethod
     def of(cls, parts: Parts) -> Sum:
-        """Returns the kernel arguments of the sum `parts`."""
+        """Returns the arguments (tensors, strides, constants) with which a kernel reads and adds up the sum `parts`."""
         data, beside = parts.values, parts.beside
         ids, slots, gates = parts.routed or (None, None, None)
         beside_row = beside.stride(0) if beside is not None and beside.dim() == 2 else 0
@@ -51,8 +51,9 @@ class Sum(NamedTuple):
 
 @triton.jit
 def summed(of, row, columns, inside):
-    """Returns columns of a row of a `Sum`, added up: part after part, then the part beside. They are 0 where not
-    `inside`."""
+    """Returns the given columns of one row of the `Sum` `of`, added up: part after part, then the part beside. They are
+    0 where not `inside`.
+    """
     total = tl.zeros(columns.shape, tl.float32)
     for number in tl.static_range(of.all_parts):
         part = tl.full([1], number, tl.int32)
@@ -83,7 +84,7 @@ def _sum_kernel(of, out, n_columns, BLOCK: tl.constexpr, EARLY: tl.constexpr):
 
 
 def sum_parts(parts: Parts) -> Tensor:
-    """Returns the sum of parts added up, [T, N] f32."""
+    """Returns the total of the parts of each row, added up, [T, N] f32."""
     if (alone := parts.alone) is not None:
         return alone
     rows, width = parts.shape

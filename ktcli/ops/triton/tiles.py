@@ -265,8 +265,9 @@ class Groups:
 
 
 def group_slots(ids: Tensor, slots: Tensor, count: int, tile_rows: int) -> Groups:
-    """Returns the slots of ids int32 [T, K] grouped by their matrices, `count` >= 1; on the device, without waiting
-    for it."""
+    """Returns the chosen experts of ids int32 [T, K] as slots (t * K + k) grouped by the matrices of `slots` that they
+    need, `count` >= 1 of them, and divided into tiles of `tile_rows`; on the device, without waiting for it.
+    """
     expert = ids.flatten()
     matrix = torch.where(expert >= 0, slots[expert.clamp(min=0).long()], -1)
     matrix, order = torch.where(matrix < 0, count, matrix).sort(stable=True)
@@ -283,8 +284,9 @@ def group_slots(ids: Tensor, slots: Tensor, count: int, tile_rows: int) -> Group
 
 
 def in_word_order(x: Tensor, w: Packed) -> Tensor:
-    """Returns x [R, K] as [R, k'] with columns in the order of the codes in w's words, zero-padded; bf16, or f32 if
-    w is f32."""
+    """Returns x [R, K] with its columns in the order of the codes in w's packed words, padded with zeros to [R, k'];
+    bf16, or f32 if w is f32.
+    """
     arguments = panel_arguments(w)
     padding = arguments["COLUMNS"] - x.shape[1]
     x = x.to(operand_type(w))
@@ -303,7 +305,9 @@ def operand_type(w: Packed) -> torch.dtype:
 
 
 def tile_product(x: Tensor, w: Packed, bias: Tensor | None = None) -> Parts:
-    """Returns x [T, K] times matrix 0 of w, + bias [N], as a sum of parts [T, N]."""
+    """Returns x [T, K] times the transpose of matrix 0 of w, + bias [N], as a sum of parts [T, N] that is not yet added
+    up.
+    """
     x, w = unrotated(x, w)
     arguments: dict[str, Any] = panel_arguments(w)
     lines = lines_of(arguments)
@@ -325,8 +329,9 @@ def tile_product(x: Tensor, w: Packed, bias: Tensor | None = None) -> Parts:
 
 
 def tile_experts(x: Tensor, ids: Tensor, gate: Tensor, stack: PackedStack) -> Tensor:
-    """Returns the sum of gate * down(swiglu(gate_up x)) over the slots, [T, H] f32, without the bias of down; see
-    `functions.experts`."""
+    """Returns the sum of gate * down(swiglu(gate_up x)) over each row's chosen experts, [T, H] f32, without the bias of
+    down; see `functions.experts`.
+    """
     done = []
     for first in range(0, x.shape[0], CHUNK_TOKENS):
         of = slice(first, first + CHUNK_TOKENS)
@@ -378,13 +383,13 @@ def _between(places: int, width: int, down: Packed) -> tuple[Tensor, int]:
 
 
 def tile_rows(rows: int) -> int:
-    """Returns the number of rows of x of one tile: 16, 32 or 64."""
+    """Returns the number of rows of x that one tile of a product takes, for `rows` rows in all: 16, 32 or 64."""
     return min(TILE_ROWS, max(16, int(triton.next_power_of_2(rows))))
 
 
 def tile_block(rows: int) -> dict[str, int]:
-    """Returns the launch constants of a program with tiles of `rows` rows: 64 kB of shared memory, 80 for int4 in
-    groups of 32 with f32 scales; nothing spills but, by 24 bytes, nl4 in groups of 32.
+    """Returns the launch constants, by name, of a program with tiles of `rows` (16, 32 or 64) rows: 64 kB of shared
+    memory, 80 for int4 in groups of 32 with f32 scales; nothing spills but, by 24 bytes, nl4 in groups of 32.
 
     L is the depth of one tl.dot. With 16 rows weights alone are waited for: one tile more is under way.
     """

@@ -56,7 +56,8 @@ _MOST_DRAWN = 1 << 62
 
 
 async def facts(request: Request) -> Response:
-    """Returns the facts of a model for a chat: those of its engine if it is loaded."""
+    """Responds with what the server knows of the model whose pack the query parameter `pack` names, as JSON: the facts
+    of its engine (`EngineFacts`) if it is in memory, else only its name (`LoadableEngine`)."""
     state, source = await _named(request)
     loaded = state.residency.find(source)
     said = LoadableEngine(source.name) if loaded is None else _facts_of(loaded.model)
@@ -64,7 +65,8 @@ async def facts(request: Request) -> Response:
 
 
 async def load(request: Request) -> Response:
-    """Loads a model; responds with the facts of its engine."""
+    """Loads the model whose pack the query parameter `pack` names, if it is not in memory; responds with the facts of
+    its engine (`EngineFacts`) as JSON."""
     state, source = await _named(request)
     with await state.residency.lease(source) as lease:
         said = _facts_of(lease.model)
@@ -109,7 +111,8 @@ def _facts_of(model: ServedModel) -> EngineFacts:
 
 
 async def generate(request: Request) -> App:
-    """Responds with the answer to a prompt of ids, as a stream."""
+    """Returns the ASGI application that answers a prompt of token ids: it streams one JSON message per line, such as
+    the next id."""
     require_owner(request)
     asked, state = await body_of(request, EngineRequest), state_of(request)
     require_within("drawn", asked.drawn, 0, _MOST_DRAWN)
@@ -175,7 +178,7 @@ class EngineAnswering:
             raise
 
     def cancel(self) -> None:
-        """Ends the answer at the next step."""
+        """Cancels the answer: the engine ends it at its next step."""
         self.answer.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

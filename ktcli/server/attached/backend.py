@@ -65,7 +65,8 @@ class AttachedEngine:
         self.clocks: Sequence[Clock] = ()
 
     def operations(self) -> Sequence[Clock]:
-        """Returns the server's clocks, as they were reported last."""
+        """Returns the (operation of the CPU, nanoseconds so far) pairs of the server's engine, as the server reported
+        them last."""
         return self.clocks
 
 
@@ -92,16 +93,17 @@ class AttachedBackend:
 
     @property
     def recurrent(self) -> bool:
-        """Whether some layer has a recurrent state, as the server reports it."""
+        """Whether some layer of the model has a recurrent state, as the server reports it."""
         return self.facts.recurrent
 
     @property
     def model(self) -> Identity:
-        """The identity of the server's model in saved conversations."""
+        """The identity of the server's model in saved conversations: its name, the name that finds it again, and its
+        pack."""
         return Identity(self.name, self.asked or self.name, self.facts.pack)
 
     def session(self, draft: DraftOptions) -> AttachedSession:
-        """Returns a new session for a conversation.
+        """Returns a new session that sends the requests of one conversation to the server.
 
         Raises:
             UsageError: drafts were asked for where they could change answers.
@@ -133,7 +135,11 @@ class AttachedSession:
         sampler: Sampler,
         constraint: AnswerConstraint | None = None,
     ) -> Answer:
-        """Sends a request, see `ChatSession.submit`."""
+        """Sends a request to the server; returns its answer, which has no ids until `step` adds those that arrive.
+
+        Raises:
+            NotFound: the server has stopped.
+        """
         body = msgspec.json.encode(
             EngineRequest(
                 PROTOCOL,
@@ -158,7 +164,8 @@ class AttachedSession:
         return self._answer
 
     def step(self) -> list[Event]:
-        """Returns the events that have arrived."""
+        """Returns the events of the current answer that arrive from the server within WAIT_S seconds; empty: none does,
+        or there is no answer. A failure is the last event."""
         answer, exchange = self._answer, self._exchange
         if answer is None or exchange is None:
             return []
@@ -217,10 +224,10 @@ class AttachedSession:
         return events
 
     def keep(self) -> None:
-        """Does nothing: the server stores what it computed by itself."""
+        """Does nothing: the server itself stores the cache of the conversation."""
 
     def close(self) -> None:
-        """Does nothing, as `keep`."""
+        """Does nothing: the cache of the conversation is the server's."""
 
     abandon = close
 
@@ -233,8 +240,12 @@ class AttachedSession:
 
 
 def find(ready: Ready) -> tuple[ServerPlace, EngineFacts | None] | None:
-    """Returns a running server of this library for a model: the one that has it loaded with the longest context, and
-    its facts, else the first that can load it, and None. None alone: there is no such server."""
+    """Returns a running server of this library that has a model or can load it; None: there is none.
+
+    Returns:
+        The server's address, and the facts of the model's engine there. Of the servers that have the model in memory,
+        it is the one with the longest context; if there are none, the first that can load it, with None as the facts.
+    """
     pack, loaded, others = identity(ready), [], []
     for path in server_sockets():
         served = ServerPlace(path, ready.name)
@@ -271,7 +282,7 @@ class AttachedModel:
         self.held_bytes = 0
 
     def forget(self) -> None:
-        """Does nothing: the memory is another process's."""
+        """Does nothing: the model is in the server's memory."""
 
     def close(self) -> None:
         """Does nothing: the server keeps running."""

@@ -42,11 +42,11 @@ class ServerPlace(NamedTuple):
 
     @property
     def port(self) -> str:
-        """The server's TCP port, after which its socket is named."""
+        """The server's TCP port in decimal, after which its socket file is named."""
         return self.socket.stem
 
     def gone(self) -> NotFound:
-        """Returns the error of a server that has stopped."""
+        """Returns the error that says that this server has stopped, with a hint how to continue the conversation."""
         return NotFound(
             f"the server of {self.model} on port {self.port} has stopped",
             hint=f"the conversation is saved; start another server with kt serve {self.model} --background,"
@@ -88,7 +88,8 @@ class Exchange:
         self.ended = False
 
     def lines(self, wait_s: float = WAIT_S) -> list[bytes]:
-        """Returns the lines that arrive within `wait_s` seconds; `ended` is true after the last.
+        """Returns the lines of the response's body that arrive within `wait_s` seconds, without empty ones; `ended` is
+        true after the last.
 
         Raises:
             KtError: the server refuses the request, with its reason.
@@ -100,7 +101,7 @@ class Exchange:
         return [line for line in lines if line]
 
     def whole(self, seconds: float = float("inf")) -> bytes:
-        """Returns the body of a short response.
+        """Returns the whole body of the response, waiting for its end at most `seconds`.
 
         Raises:
             TimeoutError: it does not come in time. KtError: the request is refused.
@@ -158,7 +159,8 @@ def _refused(status: Sequence[bytes], body: bytes) -> KtError:
 
 
 def facts_of(served: ServerPlace, pack: str) -> EngineFacts | LoadableEngine | None:
-    """Returns the facts of a conversion on a server; None: it does not respond, or has no such model."""
+    """Returns what a server knows of the model with the pack of this identity: the facts of its engine if it is in
+    memory there, or that it can be loaded; None: the server does not respond, or has no such model."""
     try:
         return _asked(Exchange(served, _path("", pack)), _EITHER, FACTS_S)
     except (TimeoutError, KtError, OSError):
@@ -166,7 +168,8 @@ def facts_of(served: ServerPlace, pack: str) -> EngineFacts | LoadableEngine | N
 
 
 def load(served: ServerPlace, pack: str) -> EngineFacts:
-    """Asks a server to load a conversion and waits until it has; returns the facts of its engine.
+    """Asks a server to load the model with the pack of this identity and waits until it has; returns the facts of its
+    engine.
 
     Raises:
         KtError: it cannot be loaded there.

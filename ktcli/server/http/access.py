@@ -32,7 +32,8 @@ _PREFLIGHT_S = 600  # that a browser keeps the answer to a preflight
 
 
 def host_name(host: str) -> str | None:
-    """Returns the name in the value of a Host header, in lower case and without the port; None: it is malformed."""
+    """Returns the host in the value of a Host header, in lower case and without the port; None: the value is
+    malformed."""
     found = _HOST.fullmatch(host)
     if found is None or int(found["port"] or 0) > PORT_MOST:
         return None
@@ -61,7 +62,7 @@ def is_loopback(name: str) -> bool:
 
 
 def allowed_host(said: str, *, has_key: bool) -> str:
-    """Returns a value of `--allow-host` in the normalized form in which names are compared.
+    """Returns a host name given as `--allow-host`, in the normalized form in which names are compared; "*" as it is.
 
     Raises:
         UsageError: it is not a host name, or every name without a key.
@@ -77,7 +78,8 @@ def allowed_host(said: str, *, has_key: bool) -> str:
 
 
 def allowed_origin(said: str, *, has_key: bool) -> str:
-    """Returns a value of `--allow-origin` in the normalized form in which origins are compared.
+    """Returns an origin given as `--allow-origin`, in the normalized form in which origins are compared; "*" and "null"
+    as they are.
 
     Raises:
         UsageError: it is not an origin, or every origin without a key.
@@ -103,7 +105,8 @@ def _require_key(option: str, *, has_key: bool) -> None:
 
 
 def is_allowed(value: str, allowed: frozenset[str]) -> bool:
-    """Returns whether a host name or an origin is one of those allowed."""
+    """Returns whether a host name or an origin, in any case of letters, is in a set of allowed ones; `*` in it allows
+    all."""
     return ANY in allowed or value.lower() in allowed
 
 
@@ -113,7 +116,7 @@ def is_preflight(method: str, headers: Mapping[str, str]) -> bool:
 
 
 def origin_headers(origin: str) -> dict[str, str]:
-    """Returns the response headers that let pages of an allowed origin read it."""
+    """Returns the CORS headers, by lower-case name, with which a response may be read by pages of an allowed origin."""
     return {
         "access-control-allow-origin": origin,
         "access-control-expose-headers": _SHOWN,
@@ -122,7 +125,12 @@ def origin_headers(origin: str) -> dict[str, str]:
 
 
 def preflight_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Returns the headers of the response to a preflight in addition to `origin_headers`."""
+    """Returns the CORS headers of the response to a preflight beside those of `origin_headers`: allowed methods and
+    headers.
+
+    Args:
+        headers: those of the preflight request.
+    """
     asked = headers.get("access-control-request-headers", "")
     found = {"access-control-allow-methods": _METHODS, "access-control-max-age": str(_PREFLIGHT_S)}
     if _HEADERS.fullmatch(asked):

@@ -35,7 +35,7 @@ encode = msgspec.json.Encoder().encode
 
 
 def json_response(document: Any, status: int = 200) -> Response:
-    """Returns the response that sends a JSON document."""
+    """Returns the response that sends a document encoded as JSON."""
     return Response(encode(document), status, media_type="application/json")
 
 
@@ -46,11 +46,12 @@ class WireReply(ABC):
     alive: bytes  # the keep-alive bytes of a stream
 
     def begin(self) -> bytes:
-        """Returns the beginning of a stream, which is empty in some formats."""
+        """Returns the bytes with which a streamed response begins, before any text; empty in some APIs."""
         return b""
 
     def take(self, events: list[AnswerEvent]) -> bytes:
-        """Adds events; returns the part of the stream for them."""
+        """Adds events of the answers to this reply; returns the bytes that a stream sends for them, which may be
+        empty."""
         return b"".join(self._said(each) for each in events)
 
     @abstractmethod
@@ -59,19 +60,19 @@ class WireReply(ABC):
 
     @abstractmethod
     def end(self) -> bytes:
-        """Returns the end of a stream."""
+        """Returns the last bytes of a streamed response whose answers have ended without an error."""
 
     @abstractmethod
     def failed(self, refusal: Refusal) -> bytes:
-        """Returns the end of a stream that failed."""
+        """Returns the last bytes of a streamed response that failed, which tell the client of the error."""
 
     @abstractmethod
     def whole(self) -> bytes:
-        """Returns the document of all answers."""
+        """Returns the body of a response that is not streamed: one JSON document with all answers."""
 
     @abstractmethod
     def refused(self, refusal: Refusal) -> bytes:
-        """Returns the document of an error."""
+        """Returns the body of an error response: the JSON document of an error in the format of this API."""
 
 
 class Answering:
@@ -149,8 +150,8 @@ async def gone(receive: Receive) -> None:
 
 @contextlib.contextmanager
 def cancelled_at_end(receive: Receive, cancel: Callable[[], None]) -> Iterator[None]:
-    """Opens a context in which an answer is sent: calls `cancel` once the client has disconnected, and at its end. A
-    client that takes nothing any more ends it."""
+    """Opens a context in which an answer is sent: calls `cancel` once the client has disconnected, and in any case at
+    the end of the context, where a TimeoutError (the client takes nothing any more) is suppressed."""
 
     async def watch() -> None:
         await gone(receive)
@@ -166,7 +167,7 @@ def cancelled_at_end(receive: Receive, cancel: Callable[[], None]) -> Iterator[N
 
 
 def stamp(seconds: float | None = None) -> str:
-    """Returns a time, in seconds since 1970, in the format of APIs; None: now."""
+    """Returns a time, given in seconds since 1970, in UTC as "2026-01-31T12:00:00Z"; None: the current time."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
@@ -178,7 +179,7 @@ async def send_start(send: Send, status: int, media_type: str, headers: dict[str
 
 
 async def send_body(send: Send, data: bytes, *, more: bool = True) -> None:
-    """Sends a part of a response.
+    """Sends a part of a response's body; `more` says whether other parts follow.
 
     Raises:
         TimeoutError: the client does not take it.

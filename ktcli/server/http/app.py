@@ -55,7 +55,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def application(state: ServerState) -> App:
-    """Returns the ASGI application of a server."""
+    """Returns the ASGI application that serves all APIs of a server, with `Guard` before the routes."""
     below = "/v1/responses/{id}"
     routes = [
         *_ROUTES,

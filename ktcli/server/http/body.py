@@ -54,7 +54,7 @@ class JsonShape:
 
     @property
     def is_small(self) -> bool:
-        """Whether the document can be decoded whatever its strings are."""
+        """Whether the document is so shallow and small that it can be decoded whatever its strings are."""
         return self.depth <= DEPTH_MOST and self.decoded_bytes <= _LARGE_BYTES
 
 
@@ -67,7 +67,7 @@ _HIGH_ALONE, _LOW_ALONE = (
 
 
 async def body_of(request: Request, kind: type[T]) -> T:
-    """Returns the parsed body of a request.
+    """Returns the JSON body of a request, parsed as a structure of the type `kind`.
 
     Raises:
         Refusal: it is not valid JSON, a field (which is named) has the wrong type, or it is too deep or too large.
@@ -150,7 +150,8 @@ def _char_bytes(data: bytes) -> int:
 
 
 def shape_of(data: bytes) -> JsonShape:
-    """Returns the depth and size of a JSON document, or upper bounds where it is small; undefined for other input.
+    """Returns the depth and size of a JSON document, or upper bounds of both where it is small; undefined for other
+    input.
 
     It takes about 1 ns a byte, and memory for 1 MiB at a time.
     """
@@ -194,7 +195,7 @@ class Bodies:
 
     @contextmanager
     def reservation(self) -> Iterator[BodyReservation]:
-        """Yields a reservation of memory for one body; releases it at the end if it was not released before."""
+        """Yields a reservation of memory for one request body; releases it at the end if it was not released before."""
         made = BodyReservation(self)
         try:
             yield made
@@ -209,7 +210,7 @@ class BodyReservation:
         self._bodies, self._taken_bytes = bodies, 0
 
     def grow(self, size_bytes: int) -> None:
-        """Reserves memory for a body that has `size_bytes` so far.
+        """Reserves the memory for a request body of which `size_bytes` bytes in all have arrived.
 
         Raises:
             Refusal: the bodies of all requests would exceed the limit.
@@ -222,7 +223,7 @@ class BodyReservation:
         self._taken_bytes += more
 
     def release(self) -> None:
-        """Releases the memory; a second call does nothing."""
+        """Releases the memory that was reserved for the request body; a second call does nothing."""
         self._bodies.taken_bytes -= self._taken_bytes
         self._taken_bytes = 0
 
@@ -284,8 +285,8 @@ def _is(what: type[inspect.Type], members: tuple[inspect.Type, ...]) -> bool:
 
 
 def converted(value: Any, kind: type[Any]) -> Any:
-    """Returns a decoded JSON value as a structure; null in fields that cannot be null is left out, and whole numbers
-    are integers where fields are integers (2.0 is 2).
+    """Returns a decoded JSON value as a structure of the type `kind`; null in fields that cannot be null is left out,
+    and whole numbers are integers where fields are integers (2.0 is 2).
 
     Raises:
         msgspec.ValidationError: a field has the wrong type.

@@ -48,13 +48,14 @@ class ToolChoice:
 
     @classmethod
     def of(cls, said: Any, named: Any, parallel: bool | None) -> ToolChoice:
-        """Returns the choice that OpenAI's `tool_choice` asks for.
+        """Returns how the tools of a request may be used, as the value of OpenAI's `tool_choice` says.
 
         Args:
+            said: the field `tool_choice`.
             named: the name of the function in it, where this API has that.
             parallel: the field `parallel_tool_calls`.
         Raises:
-            Refusal: it is none.
+            Refusal: it is not a valid choice.
         """
         several = parallel is not False
         if said in (None, "auto", "none"):
@@ -69,9 +70,11 @@ class ToolChoice:
 
 
 def form_of_format(said: Mapping[str, Any] | None, field: str) -> Form | None:
-    """Returns the form that OpenAI's `response_format` asks for; None: any text.
+    """Returns the constraint on an answer's text, such as a JSON schema, that OpenAI's `response_format` asks for;
+    None: any text is allowed.
 
     Args:
+        said: the value of the field.
         field: what errors call it.
     Raises:
         Refusal: it cannot be used.
@@ -93,14 +96,15 @@ def form_of_format(said: Mapping[str, Any] | None, field: str) -> Form | None:
 def form_of_guides(
     said: Mapping[str, Any], prefix: str, names: FieldNames = OWN_NAMES
 ) -> Form | None:
-    """Returns the form that vLLM's fields ask for; None: any text.
+    """Returns the constraint on an answer's text, such as a JSON schema or a regular expression, that vLLM's fields ask
+    for; None: any text is allowed.
 
     Args:
         said: the value of each of GUIDES, None for those that are not there.
         prefix: what stands before them in kt's names of these fields.
         names: what the request calls the fields.
     Raises:
-        Refusal: it cannot be used, or there are several.
+        Refusal: several of the fields are given.
     """
     given = [name for name in GUIDES if said.get(name) is not None]
     if not given:
@@ -114,12 +118,12 @@ def form_of_guides(
 def with_form(
     options: AnswerOptions, form: Form | None, names: FieldNames = OWN_NAMES
 ) -> AnswerOptions:
-    """Returns options that constrain the text of an answer to a form; None: to none beside theirs.
+    """Returns `options` with the text of the answer constrained to `form`; `options` as they are if that is None.
 
     Args:
         names: what the request calls the fields.
     Raises:
-        Refusal: they have one, or a least number of tokens.
+        Refusal: the options have a constraint already, or a least number of tokens.
     """
     if form is None:
         return options
@@ -142,10 +146,12 @@ def with_tools(
     choice: ToolChoice,
     names: FieldNames = OWN_NAMES,
 ) -> AnswerOptions:
-    """Returns options with tools; where a form is asked for, a call is required, or all tools are strict, the answer is
-    constrained to it.
+    """Returns `options` with the tools that the model may call, or as they are if none is offered. If the options
+    constrain the text, a call is required, or all tools are strict, the answer's calls are constrained to valid ones.
 
     Args:
+        offered: the tools, in the form of OpenAI's API.
+        choice: how they may be used.
         names: what the request calls the fields.
     Raises:
         Refusal: a tool is required that is not offered.
@@ -210,7 +216,14 @@ class ForeignLimits(_UnsupportedLimits):
     function_call: Any = None
 
     def refuse_foreign_limits(self, names: FieldNames = OWN_NAMES) -> None:
-        """Checks that the request has none of these fields. Raises: Refusal: it has one."""
+        """Raises an error if the request has a field of another server that would limit its answer, such as
+        `bad_words`.
+
+        Args:
+            names: what the request calls the fields.
+        Raises:
+            Refusal: it has one, with a value that is not null, false, empty or -1.
+        """
         for name in _UnsupportedLimits.__struct_fields__:
             value = getattr(self, name)
             if value and value != NO_LIMIT:
@@ -224,10 +237,11 @@ class ForeignLimits(_UnsupportedLimits):
 def refuse_elsewhere(
     body: msgspec.Struct, instead: Mapping[str, str], names: FieldNames = OWN_NAMES
 ) -> None:
-    """Checks that a request has no field that constrains an answer under the name of another API.
+    """Raises an error if a request has a field that constrains an answer under the name of another API.
 
     Args:
-        instead: such fields, and what to do instead of each.
+        instead: the names of such fields, and what to do instead of each.
+        names: what the request calls the fields.
     Raises:
         Refusal: it has one.
     """
@@ -237,7 +251,7 @@ def refuse_elsewhere(
 
 
 def not_supported(field: str, instead: str = "") -> Refusal:
-    """Returns the refusal of a field that is not supported.
+    """Returns the HTTP error that says that a field of a request is not supported.
 
     Args:
         instead: what to do instead; empty: nothing is known.
@@ -283,13 +297,16 @@ class AnswerConstraints(ForeignLimits):
     best_of: int | None = None
 
     def given_constraints(self) -> dict[str, Any]:
-        """Returns those of these fields that have a value, by their names."""
+        """Returns the values of the fields of `AnswerConstraints` that are not None, by the names of the fields."""
         found = {name: getattr(self, name) for name in AnswerConstraints.__struct_fields__}
         return {name: value for name, value in found.items() if value is not None}
 
     def form(self, names: FieldNames) -> Form | None:
-        """Returns the form that the text of an answer is constrained to; None: any text.
+        """Returns the constraint on the answer's text, such as a JSON schema or a grammar, that the fields ask for;
+        None: any text is allowed.
 
+        Args:
+            names: what the request calls the fields.
         Raises:
             Refusal: a field cannot be used, or there are several.
         """

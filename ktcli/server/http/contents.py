@@ -49,7 +49,8 @@ def text_of(content: Any, where: str, *, asked: bool = False, gap: str = "") -> 
 
 
 def last_question(roles: Sequence[Any]) -> int:
-    """Returns the index of the question that is to be answered now, given the roles of all messages; -1: there is none.
+    """Returns the index of the user message that is to be answered now, given the roles of all messages; -1: there is
+    none.
 
     A user message that an answer follows is history. So is one right behind the result of a tool: agents put pictures
     there that a tool returned, and nobody can take them back.
@@ -60,7 +61,8 @@ def last_question(roles: Sequence[Any]) -> int:
 
 
 def unseen(what: str) -> str:
-    """Returns the placeholder for content that is not text."""
+    """Returns the text that takes the place of content that is not text, such as "[an image, which this model cannot
+    see]"."""
     return f"[{what}, which this model cannot see]"
 
 
@@ -106,7 +108,8 @@ _FIELDS = ("name", "tool_call_id", "tool_name")
 
 
 def plain_message(message: Mapping[str, Any], where: str, *, asked: bool = False) -> dict[str, Any]:
-    """Returns a message in the form of chat templates: its text as one string, and calls with function names.
+    """Returns a message of OpenAI's API in the form of chat templates: its role, its content as one string, and what it
+    has of names, ids, tool calls with function names, and thoughts (`reasoning_content`).
 
     Args:
         where: the path of the field, for errors.

@@ -29,14 +29,17 @@ async def embeddings_of(
     dimensions: int | None = None,
     keep_s: float | None = None,
 ) -> tuple[str, Embeddings]:
-    """Returns the name of the model that a request names, and the embeddings of the texts.
+    """Returns the name of the model that was used, and its embeddings of the request's texts: the vectors and token
+    counts.
 
     Args:
+        model: the name of the model in the request.
+        asked: the texts, and how to embed them.
         prompt_name: of the prompt of the model that goes before each text; None: its default.
         dimensions: the length of the vectors; None: the model's own.
         keep_s: the seconds that the model is to stay in memory; None: as before.
     Raises:
-        Refusal: it makes no embeddings, or a field cannot be used.
+        Refusal: the model makes no embeddings, or a field cannot be used.
         KtError: see `EmbeddingRun.compute`.
     """
     source = await state.named(model)

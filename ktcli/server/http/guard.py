@@ -103,7 +103,7 @@ class Guard:
                 self._trace(scope, began_s)
 
     def malformed(self, client: tuple[str, int] | None) -> None:
-        """Logs that a client sent something that is not an HTTP request."""
+        """Logs that a client sent something that is not an HTTP request, with the status 400."""
         self._tell(client, {"method": "?", "path": "?", "status": 400}, time.monotonic())
 
     def _tell(self, client: tuple[str, int] | None, about: dict[str, Any], began_s: float) -> None:
@@ -290,7 +290,8 @@ _OWN = re.compile(r"/v1/(?:tokenize|detokenize|apply-template|props|version|heal
 
 
 def meant_path(path: str, root: str = "") -> str:
-    """Returns the path of the server that a request means.
+    """Returns the path of this server's routes that a request means: without an address, the proxy's root and slashes
+    at its end, and with or without `/v1` as the route has it.
 
     Args:
         path: the target of the request, decoded, without its query.

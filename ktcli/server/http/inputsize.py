@@ -82,7 +82,8 @@ class _InputSize:
 
 
 def work_most(context: int) -> int:
-    """Returns the most work that the rendering of a conversation may take."""
+    """Returns the most work that rendering one conversation may take, for a context of so many tokens; a message is 3
+    units of work, a value of tools, variables or calls 2, and a control word 1."""
     return max(WORK_MOST, context // _TOKENS_PER_WORK)
 
 
@@ -96,7 +97,7 @@ def rendering_work(
     control: ControlTokens,
     context: int,
 ) -> int:
-    """Returns the work that rendering a conversation takes.
+    """Returns the work that rendering a conversation with a chat template takes, in the units of `work_most`.
 
     Raises:
         ContextFull: it can have no room in the context, or would take too long.
@@ -145,12 +146,14 @@ def _count_arguments(call: Any, size: _InputSize) -> None:
 def require_room(
     texts: Sequence[str], control: ControlTokens, context: int, thoughts: Sequence[str] = ()
 ) -> int:
-    """Returns the number of control words in texts that may fit into a context, before anything is made of them.
+    """Returns the number of control words (spellings of control tokens) in texts; before, checks that the texts may fit
+    into the context.
 
     Args:
+        context: in tokens.
         thoughts: further texts, of which a template may leave out most.
     Raises:
-        ContextFull: they surely have more tokens.
+        ContextFull: the texts surely have more tokens, or too many control words.
     """
     chars = sum(map(len, texts))
     if chars > MAX_TOKEN_CHARS * context or sum(map(len, thoughts)) > _THOUGHT_CHARS * context:

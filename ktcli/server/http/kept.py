@@ -33,7 +33,7 @@ class KeptResponse:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes that it takes."""
+        """The number of bytes that the request's items and the response take as JSON."""
         return len(self.input) + len(self.document)
 
 
@@ -48,16 +48,18 @@ class KeptResponses:
         return len(self._kept)
 
     def begin(self, id: str, owner: str, previous: str, items: bytes) -> None:
-        """Reserves the slot of a response whose answer begins; evicts the least recently used ones if necessary."""
+        """Stores the request of a response whose answer begins, which reserves its slot; evicts the least recently used
+        responses if necessary."""
         self._put(id, KeptResponse(owner, previous, items))
 
     def finish(self, id: str, document: bytes) -> None:
-        """Stores a finished response, unless its slot was evicted meanwhile."""
+        """Stores the JSON document of a finished response in its slot, unless that was evicted meanwhile."""
         if (begun := self._kept.get(id)) is not None:
             self._put(id, KeptResponse(begun.owner, begun.previous, begun.input, document))
 
     def find(self, id: str, owner: str) -> KeptResponse | None:
-        """Returns a finished response; None: there is none for this owner."""
+        """Returns the stored response with this id; None: it is not stored, has not ended, or belongs to another
+        owner."""
         found = self._kept.get(id)
         if found is None or not found.document or found.owner != owner:
             return None
@@ -65,7 +67,8 @@ class KeptResponses:
         return found
 
     def conversation(self, id: str, owner: str) -> list[KeptResponse] | None:
-        """Returns a response and all those that it continues, the first one first; None: one of them is not stored."""
+        """Returns the stored response with this id and all those that it continues, the earliest first; None: `find`
+        has none of one of them."""
         found: list[KeptResponse] = []
         while id:
             if (each := self.find(id, owner)) is None:
@@ -75,7 +78,7 @@ class KeptResponses:
         return found[::-1]
 
     def drop(self, id: str) -> None:
-        """Removes a response; one that is not stored is no error."""
+        """Removes the response with this id from the store; does nothing if it is not stored."""
         if (found := self._kept.pop(id, None)) is not None:
             self.size_bytes -= found.size_bytes
 
@@ -100,11 +103,11 @@ class KeptSlot:
         self._kept, self._id = kept, id
 
     def fill(self, document: bytes) -> None:
-        """Stores the finished response."""
+        """Stores the JSON document of the finished response, unless it is not to be kept or its slot was evicted."""
         if self._kept is not None:
             self._kept.finish(self._id, document)
 
     def give_up(self) -> None:
-        """Releases the slot without storing a response."""
+        """Releases the slot in the store without storing a response."""
         if self._kept is not None:
             self._kept.drop(self._id)

@@ -39,14 +39,14 @@ class ApiKeys:
         self.replace(keys)
 
     def replace(self, keys: Sequence[NamedKey]) -> None:
-        """Accepts these keys from now on, and no others."""
+        """Replaces all keys that the server accepts by these."""
         self._names = {_hash(each.key): each.name for each in keys}
 
     def __bool__(self) -> bool:
         return bool(self._names)
 
     def name_of(self, said: str) -> str | None:
-        """Returns the name of a client's key; None: it is not one of these."""
+        """Returns the name of the API key that a client sent; None: the server does not accept it."""
         return self._names.get(_hash(said))
 
 

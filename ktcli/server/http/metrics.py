@@ -65,14 +65,16 @@ class Metrics:
         }
 
     def asked(self, entry: Mapping[str, Any]) -> None:
-        """Counts a request, given its log entry, for its API key."""
+        """Counts a request that has ended, and its tokens, for its API key, which its log entry has; nothing if there
+        is none."""
         if (key := entry.get("key")) is not None:
             self._counters["key_requests"].labels(key).inc()
             self._counters["key_prompt_tokens"].labels(key).inc(entry.get("prompt_tokens", 0))
             self._counters["key_generation_tokens"].labels(key).inc(entry.get("tokens", 0))
 
     def ended(self, stats: Stats, finish: Finish, seconds: float) -> None:
-        """Counts an answer that has ended."""
+        """Adds an answer that has ended to the counters of tokens, cache hits, drafts and finish reasons, and to the
+        histograms of times; `seconds` is its time from the request to its end."""
         self._counters["prompt_tokens"].inc(stats.prompt_tokens)
         self._counters["generation_tokens"].inc(stats.tokens)
         self._counters["prefix_cache_queries"].inc(stats.prompt_tokens)
@@ -86,12 +88,13 @@ class Metrics:
         self.times["request_queue_time"].observe(stats.queued_s)
 
     def began(self, stats: Stats) -> None:
-        """Counts the cached tokens that the first answer of a conversation reused, shared prefixes included."""
+        """Adds the first prompt of a conversation to the counters of its tokens and of those found in the cache, shared
+        prefixes included."""
         self._counters["first_prompt_cache_queries"].inc(stats.prompt_tokens)
         self._counters["first_prompt_cache_hits"].inc(stats.reused_tokens)
 
     def embedded(self, tokens: int, reused: int, seconds: float) -> None:
-        """Counts a request for embeddings that has ended.
+        """Adds a request for embeddings that has ended to the counters, and its `seconds` to the histogram of times.
 
         Args:
             tokens, reused: of all texts, and those of them that were in the cache.

@@ -58,12 +58,12 @@ class BodyRoute(Route):
 
 
 def bodies_of(routes: Sequence[Route]) -> list[type[msgspec.Struct]]:
-    """Returns the structures of the bodies that the handlers of routes read, as often as they do."""
+    """Returns the structure of the request body of each route that has one, in the order of the routes."""
     return [each.body for each in routes if isinstance(each, BodyRoute) and each.body is not None]
 
 
 def openapi(routes: Sequence[Route], *, has_key: bool) -> Callable[[Request], Awaitable[Response]]:
-    """Returns the handler that sends the OpenAPI document of the routes."""
+    """Returns the handler that responds with the OpenAPI document of these routes, as JSON."""
     document = encode(openapi_document(routes, has_key=has_key))
 
     async def openapi_json(request: Request) -> Response:
@@ -74,7 +74,11 @@ def openapi(routes: Sequence[Route], *, has_key: bool) -> Callable[[Request], Aw
 
 
 def openapi_document(routes: Sequence[Route], *, has_key: bool) -> dict[str, Any]:
-    """Returns the OpenAPI document of the routes that are in the schema."""
+    """Returns the OpenAPI document (paths, bodies and errors) of those of these routes that are in the schema.
+
+    Args:
+        has_key: whether requests need an API key.
+    """
     _, schemas = msgspec.json.schema_components(
         bodies_of(routes), ref_template=_COMPONENTS + "{name}"
     )

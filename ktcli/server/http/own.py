@@ -49,18 +49,19 @@ class TokenizeBody(msgspec.Struct):
 
     @property
     def begins(self) -> bool:
-        """Whether to add the ids that the model puts before a text: vLLM adds them by default, llama.cpp does not."""
+        """Whether to put the ids with which the model begins a text before its own: vLLM does so by default, llama.cpp
+        does not."""
         if (said := self.add_special_tokens) is None:
             said = self.add_special
         return self.content is None if said is None else said
 
     @property
     def text(self) -> str | None:
-        """The text; None: there is none."""
+        """The text to tokenize, in `content` or `prompt`; None: the request has neither."""
         return self.content if self.content is not None else self.prompt
 
     def chat(self) -> ChatBody:
-        """Returns a request for an answer to the same conversation."""
+        """Returns the request for a chat completion of the same conversation, whose prompt is to be tokenized."""
         names = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
         return ChatBody(
             messages=self.messages or [], **{name: getattr(self, name) for name in names}

@@ -74,12 +74,14 @@ class Refusal(Exception):
 
     @property
     def kind(self) -> str:
-        """The type of the error in the APIs."""
+        """The type of the error in the APIs, by its status: "not_found_error" for 404, and "api_error" for others than
+        the usual ones."""
         return _KINDS.get(self.status, "api_error")
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that belong to the status."""
+        """The response headers that belong to the status: `WWW-Authenticate` for 401, `Retry-After` for 429 and 503,
+        else none."""
         if self.status == 401:
             return {"WWW-Authenticate": "Bearer"}
         return {"Retry-After": str(self.retry_s)} if self.status in (429, 503) else {}
@@ -111,9 +113,8 @@ OWN_NAMES = FieldNames()
 
 @contextmanager
 def about(field: str) -> Iterator[None]:
-    """Opens a context in which a UsageError becomes a 400 that names the field, in its message as well: some APIs have
-    no other place for it.
-    """
+    """Opens a context in which a UsageError becomes a Refusal with the status 400 that names the field, in its message
+    as well: some APIs have no other place for it."""
     try:
         yield
     except UsageError as error:
@@ -124,43 +125,45 @@ def about(field: str) -> Iterator[None]:
 
 
 def bad_value(field: str, message: str) -> Refusal:
-    """Returns the error that the value of a field cannot be used."""
+    """Returns the HTTP error, of status 400, that says that the value of a field cannot be used."""
     return Refusal(400, message, field, "unsupported_value")
 
 
 def bad_field(field: str, what: str) -> Refusal:
-    """Returns the error that a field cannot be used: a sentence that begins with its name and goes on with `what`."""
+    """Returns the HTTP error, of status 400, for a field that cannot be used; its message is the field's name and then
+    `what`."""
     return bad_value(field, f"{field} {what}")
 
 
 def require_at_most(field: str, count: int, most: int) -> None:
-    """Checks the number of a field's entries. Raises: Refusal: there are more than `most`."""
+    """Checks that the field of a request has at most `most` entries. Raises: Refusal: it has more."""
     if count > most:
         raise bad_field(field, f"has {count:,} entries; the limit is {most:,}")
 
 
 def require_within(field: str, value: int, least: int, most: int | None) -> None:
-    """Checks a number. Raises: Refusal: it is below `least` or above `most`."""
+    """Checks that the number in a field is within limits. Raises: Refusal: it is below `least` or above `most`."""
     if value < least or (most is not None and value > most):
         range_ = f"at least {least}" if most is None else f"between {least} and {most}"
         raise bad_field(field, f"must be {range_}, not {value}")
 
 
 def not_found(what: str, field: str = "") -> Refusal:
-    """Returns the error that the server has none of what a request, or a field of it, names."""
+    """Returns the HTTP error, of status 404, for a request, or a field of it, that names what the server does not
+    have."""
     return Refusal(404, f"Not Found: {what}", field, "not_found")
 
 
 def no_path(request: Request) -> Refusal:
-    """Returns the error that a server has no such path."""
+    """Returns the HTTP error, of status 404, for a path that the server does not have."""
     return not_found(request.url.path[:200])
 
 
 def text_in(item: Mapping[str, Any], name: str, where: str) -> str:
-    """Returns the text in a field of an item of a request; `where` names the item.
+    """Returns the string in the field `name` of an item of a request; `where` names the item in errors.
 
     Raises:
-        Refusal: there is none.
+        Refusal: the field is missing, or is not a string.
     """
     value = item.get(name)
     if not isinstance(value, str):

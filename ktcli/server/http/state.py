@@ -91,7 +91,8 @@ class ModelAbilities(NamedTuple):
 
     @classmethod
     def of(cls, answers: AnswerFormat) -> ModelAbilities:
-        """Returns the capabilities of a model; on the main thread, since its template is tried."""
+        """Returns the chat template, the capabilities and the settings of a model; on the main thread, since its
+        template is tried."""
         can = ["completion"]  # of one that generates text
         can += ["tools"] if answers.may_call else []
         can += ["thinking"] if answers.thinks else []
@@ -180,13 +181,13 @@ class ServerState:
         return [each for each in found if each.key == own] if self.rules.strict_model else found
 
     async def models(self) -> list[ModelSource]:
-        """Returns the models of the library: the server's own first, then those in memory."""
+        """Returns all models of the library: the server's own first, then those in memory, then the others."""
         found = await self.catalogue.models()
         own = self.catalogue.own.key
         return sorted(found, key=lambda each: (each.key != own, self.residency.find(each) is None))
 
     async def facts(self, source: ModelSource) -> ModelFacts:
-        """Returns the facts of a model, in memory or not.
+        """Returns the facts of a model, such as its size and context, whether it is in memory or not.
 
         Raises:
             KtError: its files are damaged, or not there any more.
@@ -195,7 +196,8 @@ class ServerState:
         return loaded.facts if loaded else await asyncio.to_thread(source.facts)
 
     async def abilities_of(self, source: ModelSource, facts: ModelFacts) -> ModelAbilities:
-        """Returns the capabilities of a model, in memory or not; its text files are read once.
+        """Returns the chat template, capabilities and settings of a model, in memory or not; its text files are read
+        once.
 
         Raises:
             KtError: its files are damaged.
@@ -216,8 +218,8 @@ class ServerState:
         return found
 
     async def rows(self, row: Callable[[ModelSource, ModelFacts, str], T]) -> list[T]:
-        """Returns a row for each model that is listed, the server's own under each of its names; damaged ones are left
-        out."""
+        """Returns what `row` makes of each listed model, its facts and its name, the server's own under each of its
+        names; damaged models are left out."""
         found = []
         for each in await self.listed():
             more = self.rules.aliases if each is self.catalogue.own else ()
@@ -227,7 +229,8 @@ class ServerState:
         return found
 
     async def lease(self, name: str, keep_s: float | None = None) -> Lease:
-        """Returns a lease of the model that a request names, which is loaded if it is not in memory.
+        """Returns a lease of the model that a request names, loading it if necessary; the model stays in memory until
+        the lease is released.
 
         Args:
             keep_s: the seconds that it is to stay there afterwards; None: as before.
@@ -250,9 +253,8 @@ class ServerState:
         return lease
 
     async def preset(self, name: str, source: ModelSource) -> Preset:
-        """Returns the preset of a request's model name, over the server's defaults; for the server's own model, that of
-        the name with which it was started.
-        """
+        """Returns the settings that a request's model name presets, over the server's defaults; where the name presets
+        nothing and means the server's own model, those of the name with which the server was started."""
         found = await self.catalogue.preset(name)
         own = self.rules.preset if source is self.catalogue.own else NOTHING
         return (found or own).over(self.rules.defaults)
@@ -260,7 +262,8 @@ class ServerState:
     async def generation(
         self, lease: Lease, make: PromptSource, options: AnswerOptions
     ) -> Generation:
-        """Makes a prompt on the main thread and submits it; returns its generation.
+        """Makes a prompt on the main thread and submits it to the model's engine; returns the generation, whose answers
+        have begun.
 
         Raises:
             KtError: as making the prompt.
@@ -276,7 +279,8 @@ class ServerState:
         options: AnswerOptions,
         names: FieldNames = OWN_NAMES,
     ) -> Generation:
-        """Submits a prompt; returns its generation. Constraints are compiled meanwhile.
+        """Submits a prompt to the model's engine; returns the generation, whose answers have begun. Constraints are
+        compiled meanwhile.
 
         The generation has a lease of its own until its answers have ended.
 
@@ -313,7 +317,7 @@ class ServerState:
             return await submitted(grammars, held.field, compile, submit, options.choices)
 
     async def prompt(self, model: ServedModel, make: PromptSource) -> EncodedPrompt:
-        """Returns a prompt, made on the main thread.
+        """Returns the prompt that `make` makes for the model, called on the main thread.
 
         Raises:
             KtError: it cannot be made.
@@ -335,13 +339,14 @@ def _require_texts(model: ServedModel) -> None:
 
 
 def state_of(request: Request) -> ServerState:
-    """Returns the application state of a request."""
+    """Returns the state of the server that received a request: its models, rules and counters."""
     found: ServerState = request.app.state.server
     return found
 
 
 def caller_of(request: Request) -> str:
-    """Returns the caller of a request: its API key, or its address."""
+    """Returns the text by which the client of a request is known: the header with its API key, else its address; empty:
+    neither."""
     key = request.headers.get("authorization") or request.headers.get("x-api-key") or ""
     return key or (request.client.host if request.client else "")
 

@@ -55,7 +55,7 @@ class _StreamOption(msgspec.Struct):
 
 
 def waiting(handler: Handler, style: StreamStyle | None = None) -> Handler:
-    """Returns a handler that runs another one and keeps its connection alive until that one has made its response.
+    """Returns a handler that runs `handler` and, until that has made its response, keeps the connection alive.
 
     Args:
         style: of the streams that the handler makes; None: it makes none.

@@ -34,8 +34,10 @@ class EventsAddress:
 
     @classmethod
     def parse(cls, text: str, source: str) -> EventsAddress | None:
-        """Returns the address that an option or setting names; None: "off".
+        """Returns the address that an option or setting names, such as tcp://127.0.0.1:5557; None: it is "off".
 
+        Args:
+            source: what names it, for errors.
         Raises:
             UsageError: it is not an address.
         """
@@ -52,12 +54,12 @@ class EventsAddress:
 
     @property
     def is_private(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can reach the address."""
         return is_loopback(self.host)
 
     @property
     def replay(self) -> EventsAddress:
-        """The address at which lost events can be requested."""
+        """The address at which lost events can be requested: the same host with the next port."""
         return EventsAddress(self.host, self.port + 1, self.source)
 
     @property
@@ -66,10 +68,10 @@ class EventsAddress:
         return f"tcp://{bracketed(self.host)}:{self.port}"
 
     def resolved(self) -> EventsAddress:
-        """Returns the address with a number for the host: ZeroMQ listens at no name.
+        """Returns the address with a numeric IP address as its host, since ZeroMQ does not listen at names.
 
         Raises:
-            UsageError: there is none.
+            UsageError: the host cannot be resolved.
         """
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)

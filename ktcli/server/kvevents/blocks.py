@@ -64,7 +64,8 @@ class BlockBook:
         return len(self._blocks)
 
     def apply(self, taken: PageChangeSet) -> Iterator[Event]:
-        """Yields the events of changes: additions before removals, a block after the one before it."""
+        """Yields the events that tell subscribers of changed KV pages: additions before removals, a block after the one
+        before it."""
         if taken.begins or taken.lost:
             self._root = taken.root
             self._blocks.clear()
@@ -78,7 +79,8 @@ class BlockBook:
                 yield from self._go(place)
 
     def all(self) -> Iterator[Event]:
-        """Yields events that describe all present blocks, for a subscriber without valid state."""
+        """Yields the events that describe all blocks that are present, after one that clears what a subscriber knew
+        before."""
         yield AllBlocksCleared()
         known: set[bytes | None] = {None}
         told = set[tuple[bytes, str]]()
@@ -150,13 +152,15 @@ _SMALL = 24  # numbers below are in the first byte itself
 
 
 def root_hash(seed: str) -> bytes:
-    """Returns the parent hash of the first block."""
+    """Returns the hash that is the parent of the first block of a sequence: the SHA-256, 32 bytes, of the seed in
+    CBOR."""
     text = seed.encode()
     return sha256(_head(_TEXT, len(text)) + text).digest()
 
 
 def block_hash(parent: bytes, ids: Iterable[int]) -> bytes:
-    """Returns the hash of a block.
+    """Returns the hash of a block of KV positions: the SHA-256, 32 bytes, of its parent's hash and its token ids in
+    CBOR.
 
     Args:
         parent: the hash of the block before.

@@ -72,7 +72,7 @@ class PageChanges:
         self._pages: dict[PagePlace, Came | None] = {}
 
     def begins(self, root: bytes, medium: str) -> None:
-        """Records that a model was opened.
+        """Records that a model was opened, so that none of the earlier KV pages can be found.
 
         Args:
             root: the key of its empty prefix, for those who name no salt and no adapter.
@@ -81,32 +81,32 @@ class PageChanges:
         self._restart(root, medium)
 
     def ends(self) -> None:
-        """Records that the model is closed."""
+        """Records that the model is closed, so that none of its pages can be found."""
         self._restart(None, "")
 
     def came(self, label: PageLabel) -> None:
-        """Records that a page can be found in memory."""
+        """Records that a KV page can be found in memory; one that is not full is ignored."""
         if label.ids.size == PAGE_TOKENS:
             self._put(PagePlace(self._medium, label.key), label)
 
     def went(self, key: bytes) -> None:
-        """Records that a page cannot be found in memory any more."""
+        """Records that the KV page with this key cannot be found in memory any more."""
         self._put(PagePlace(self._medium, key), None)
 
     def stored(self, path: Path, entries: Sequence[PageEntry]) -> None:
-        """Records that pages can be found in a file."""
+        """Records that KV pages can be found in the file at `path`; those that are not full are ignored."""
         for entry in entries:
             if entry.kind == PageKind.PAGE and entry.n_ids == PAGE_TOKENS:
                 self._put(PagePlace(DISK, entry.key), StoredPage(path, entry))
 
     def removed(self, entries: Sequence[PageEntry]) -> None:
-        """Records that pages cannot be found in files any more."""
+        """Records that KV pages cannot be found in files on disk any more."""
         for entry in entries:
             if entry.kind == PageKind.PAGE:
                 self._put(PagePlace(DISK, entry.key), None)
 
     def take(self) -> PageChangeSet:
-        """Returns the changes since the last call."""
+        """Returns the changes of KV pages since the last call, and empties the queue."""
         with self._guard:
             taken = PageChangeSet(self._begins, self._root, self._lost, self._pages)
             self._begins = self._lost = False

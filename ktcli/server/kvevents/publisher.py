@@ -50,7 +50,8 @@ class ReplayBuffer:
         return self.next - len(self._kept)
 
     def add(self, payload: bytes) -> int:
-        """Stores a message; returns its number."""
+        """Stores the payload of a message, and drops the oldest ones beyond the limits; returns the number of the
+        message."""
         self._kept.append(payload)
         self._bytes += len(payload)
         while len(self._kept) > self._most or (
@@ -118,7 +119,7 @@ class EventPublisher:
         self._thread.start()
 
     def close(self) -> None:
-        """Sends all queued events, for a moment at most, and ends the thread."""
+        """Sends all queued events, for a moment at most, and ends the publisher's thread."""
         self._stopping = True
         self._wake()
         self._thread.join(_END_S)
@@ -237,7 +238,8 @@ class EventPublisher:
 def publishing(
     asked: EventsAddress | None, warn: Callable[[str], Any]
 ) -> Iterator[EventPublisher | None]:
-    """Opens a context in which events are published; yields their publisher, or None if they are not asked for.
+    """Opens a context in which events of KV pages are published at an address; yields their publisher, or None if
+    `asked` is None.
 
     Raises:
         UsageError: pyzmq is not installed, or there is no such address. Busy: another program listens there.
@@ -264,5 +266,5 @@ def publishing(
 
 
 def hash_seed() -> str:
-    """Returns the text from which the first block's hash is made: that of the variable that vLLM reads, too."""
+    """Returns the text from which the first block's hash is made: the value of PYTHONHASHSEED, as in vLLM, or "0"."""
     return os.environ.get(SEED_VARIABLE) or DEFAULT_SEED

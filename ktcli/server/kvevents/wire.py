@@ -47,7 +47,7 @@ Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 def packed(events: Sequence[Event], now: float) -> bytes:
-    """Returns the payload of a message.
+    """Returns the payload of a message that publishes events: their MessagePack, with the time and the rank.
 
     Args:
         now: the time, in seconds since 1970.
@@ -56,7 +56,7 @@ def packed(events: Sequence[Event], now: float) -> bytes:
 
 
 def number_of(hash_: bytes) -> int:
-    """Returns the number that stands for a hash in events."""
+    """Returns the number that stands for a block's hash in events: its last 64 bits."""
     return int.from_bytes(hash_[-_NUMBER_BYTES:], "big")
 
 

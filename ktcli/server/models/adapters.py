@@ -51,12 +51,12 @@ class Borrowed:
         held.users += 1
 
     def again(self) -> Borrowed:
-        """Returns another reference to the same adapter, to be given back separately."""
+        """Returns another reference to the same LoRA adapter, to be given back separately."""
         assert self._held is not None, "it was given back"
         return Borrowed(self._held)
 
     def give_back(self) -> None:
-        """Drops the reference; a second call does nothing."""
+        """Drops this reference to the LoRA adapter; a second call does nothing."""
         held, self._held = self._held, None
         if held is not None:
             held.users -= 1
@@ -84,8 +84,8 @@ class ServedAdapters:
         self._reader = Threads(1, "kt-adapters", _lower_priority)
 
     async def borrow(self, name: str, digest: str) -> Borrowed:
-        """Returns a reference to an adapter of the library; the least recently used unreferenced one is unloaded if
-        there is no room.
+        """Returns a reference to a LoRA adapter of the library, loading it into the engine if necessary; the least
+        recently used unreferenced one is unloaded if there is no room.
 
         Args:
             digest: of its files as they are now.

@@ -42,7 +42,7 @@ async def submitted(
     submit: Callable[[Sequence[Constraint]], T],
     count: int = 1,
 ) -> T:
-    """Submits a request while its constraints are compiled; returns it when they are.
+    """Submits a request to an engine while its constraints are compiled; returns the submitted request once they are.
 
     Args:
         field: what errors call what is compiled.

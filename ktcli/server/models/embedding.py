@@ -70,7 +70,7 @@ class EmbeddingRun:
             each.cancel()
 
     async def compute(self, jobs: Jobs) -> Embeddings:
-        """Returns the embeddings of all texts.
+        """Returns the embedding vectors of all texts of the request, in order, with the token counts.
 
         Args:
             jobs: of the main thread.

@@ -64,7 +64,8 @@ class EngineThread:
         *,
         goes_on: bool = False,
     ) -> Answer:
-        """Submits a request; `on_event` is called with its events on the engine's thread, one after the other.
+        """Submits a request to the engine; returns its answer, which is still empty. `on_event` is called with the
+        answer's events on the engine's thread, one after the other.
 
         Args:
             sampler: goes on with this random sequence; None: a new one.
@@ -94,7 +95,7 @@ class EngineThread:
         return answer
 
     def between_steps(self, call: Callable[[], T]) -> Future[T]:
-        """Calls a function on the engine's thread between two steps; returns its result.
+        """Has a function called on the engine's thread between two steps; returns the future of its result.
 
         Raises:
             Busy: the thread ends.
@@ -117,7 +118,8 @@ class EngineThread:
         return done
 
     def close(self, timeout_s: float = 0.0) -> None:
-        """Ends the thread; answers in progress may continue for `timeout_s` seconds, then they are cancelled."""
+        """Ends the thread and waits until it has ended; answers in progress may continue for `timeout_s` seconds, then
+        they are cancelled."""
         with self._work:
             self._ends_s = time.monotonic() + timeout_s
             self._work.notify()
@@ -211,11 +213,11 @@ class LoopQueue:
         self._calls: list[Callable[[], None]] = []
 
     def put(self, receive: Callable[[T], None], value: T) -> None:
-        """Queues a call of `receive` until `flush`."""
+        """Queues the call `receive(value)` for the event loop until `flush`."""
         self._calls.append(partial(receive, value))
 
     def flush(self) -> None:
-        """Schedules the queued calls in the loop, in order; drops them if the loop is closed."""
+        """Schedules the queued calls in the event loop, in order; drops them if the loop is closed."""
         if self._calls:
             calls, self._calls = self._calls, []
             try:

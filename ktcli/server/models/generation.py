@@ -72,7 +72,7 @@ class Generation:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens of all answers so far."""
+        """The number of tokens that all answers have generated so far."""
         return sum(each.stats.tokens for each in self.answers.values())
 
     @property
@@ -82,7 +82,8 @@ class Generation:
 
     @property
     def inference(self) -> Inference:
-        """The facts of the generation for a trace, at its end."""
+        """What a trace says of this generation at its end: the model, times, token counts, and why the answers
+        ended."""
         return Inference(
             self.name,
             self.id,
@@ -102,11 +103,12 @@ class Generation:
 
     @property
     def reused_by_tier(self) -> dict[str, int]:
-        """The number of reused tokens by the tier that had them."""
+        """The number of tokens of the prompt that were in the cache, by where they were: "memory", or a store's
+        name."""
         return self.answers[0].stats.reused_by_tier
 
     def taken(self) -> list[AnswerEvent]:
-        """Returns the events since the last call; does not wait."""
+        """Returns the events of the answers since the last call, possibly none; does not wait."""
         found = list(self._events)
         self._events.clear()
         return found
@@ -117,13 +119,13 @@ class Generation:
         return not self._open and not self._events
 
     def fail(self, error: Exception) -> None:
-        """Ends every answer with an error; later events of the engine are dropped."""
+        """Ends every answer with an error, which becomes `failure`; later events of the engine are dropped."""
         self.failure = error
         self.cancel()
         self.came.set()
 
     def cancel(self) -> None:
-        """Ends every answer at the next step."""
+        """Cancels every answer: the engine ends it at its next step."""
         self._cancelled = True
         for each in self.answers.values():
             each.cancel()
@@ -150,9 +152,8 @@ class Generation:
             raise
 
     def receive(self, event: AnswerEvent) -> None:
-        """Processes an event of the engine's thread, in the event loop. The end of an answer whose pages are to be
-        stored waits until they are.
-        """
+        """Adds an event of an answer to those that `taken` returns; to be called in the event loop. The end of an
+        answer whose pages are to be stored waits until they are."""
         given_up = (Finish.FAILED, Finish.CANCELLED)
         if self._tier is None or not isinstance(event, Ended) or event.finish in given_up:
             self._take(event)
@@ -243,7 +244,7 @@ class Generations:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens of all answers so far."""
+        """The number of tokens that all answers have generated so far."""
         return sum(each.tokens for each in self._of)
 
     @property
@@ -258,7 +259,8 @@ class Generations:
 
     @property
     def reused_by_tier(self) -> dict[str, int]:
-        """The number of reused tokens by the tier that had them."""
+        """The number of tokens of the prompts that were in the cache, by where they were: "memory", or a store's
+        name."""
         found: dict[str, int] = {}
         for each in self._of:
             for tier, tokens in each.reused_by_tier.items():
@@ -267,13 +269,15 @@ class Generations:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The token counts for the log."""
+        """The token counts for the log, by name: `prompt_tokens`, those of them from the cache (`cached_tokens`), and
+        generated `tokens`."""
         cached, prompt = self.reused_tokens, self.prompt_tokens
         return {"prompt_tokens": prompt, "cached_tokens": cached, "tokens": self.tokens}
 
     @property
     def inference(self) -> Inference:
-        """The facts of all generations together for a trace, at their end."""
+        """What a trace says of all generations together at their end: the model, times, token counts, and why the
+        answers ended."""
         of = [each.inference for each in self._of]
         return Inference(
             self.name,
@@ -298,12 +302,13 @@ class Generations:
         return all(each.over for each in self._of)
 
     def cancel(self) -> None:
-        """Ends every answer at the next step."""
+        """Cancels every answer: the engine ends it at its next step."""
         for each in self._of:
             each.cancel()
 
     async def events(self, timeout_s: float) -> list[AnswerEvent]:
-        """Returns the events since the last call, at least one, or none after `timeout_s` seconds."""
+        """Returns the events of the answers since the last call, waiting for one if there are none; empty after
+        `timeout_s` seconds, or if a generation failed."""
         if (found := self._taken()) or self.failure is not None:
             return found
         self._came.clear()

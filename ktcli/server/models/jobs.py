@@ -23,14 +23,15 @@ class Jobs:
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
 
     def ask(self, work: Callable[[], T]) -> Future[T]:
-        """Adds a job to the queue; returns the future of its result; callable from any thread. A job whose future is
-        cancelled is left out."""
+        """Adds a function to the queue of calls for the main thread; returns the future of its result; callable from
+        any thread. A job whose future is cancelled is left out."""
         made: Future[T] = Future()
         self._queue.put((made, work))
         return made
 
     async def result(self, work: Callable[[], T]) -> T:
-        """Returns the result of a job, for an event loop."""
+        """Has a function called on the main thread, and returns its result or raises its error; to be awaited in an
+        event loop."""
         return await asyncio.wrap_future(self.ask(work))
 
     def stop(self) -> None:
@@ -40,7 +41,7 @@ class Jobs:
         self._queue.put(None)
 
     def run(self) -> None:
-        """Runs jobs until `stop`."""
+        """Runs the queued jobs on the calling thread, one after the other, until `stop`."""
         while (job := self._queue.get()) is not None:
             future, work = job
             if not future.set_running_or_notify_cancel():

@@ -17,10 +17,10 @@ _MOST_S = 100 * 365 * 86400.0  # longer means for ever
 
 
 def keep_seconds(said: str | float, what: str) -> float:
-    """Returns the seconds of a duration; FOREVER where it is negative.
+    """Returns a duration in seconds; FOREVER if it is negative or more than a hundred years.
 
     Args:
-        said: a number of seconds, or a text: a number, or numbers with units.
+        said: a number of seconds, or a text: a number, or numbers with units, such as 1h30m.
         what: the option or field that says so.
     Raises:
         UsageError: it is not a duration.

@@ -58,6 +58,7 @@ class LibraryEditor:
         """Pulls and converts a model, one at a time; returns when it can be loaded.
 
         Args:
+            tell: called with each step of the progress.
             is_stopped: asked now and then; true: nobody wants it any more. What came stays for the next pull.
         Raises:
             UsageError: the name does not name a model on a hub. QueueFull: too many pulls wait.
@@ -87,7 +88,7 @@ class LibraryEditor:
 
     @staticmethod
     def remove(name: str, used: Collection[str]) -> None:
-        """Removes a model with its conversions, or a further name.
+        """Removes a model with its conversions from the library, or only the name if that is an alias.
 
         Args:
             used: the paths of the conversions that are being served.
@@ -109,7 +110,7 @@ class LibraryEditor:
 
     @staticmethod
     def name(name: str, further: str) -> None:
-        """Adds another name for a model.
+        """Makes `further` another name (an alias) of a model of the library.
 
         Raises:
             NotFound: there is no such model. UsageError: the name cannot be had.

@@ -58,7 +58,7 @@ class ServedModel:
             self.adapters = ServedAdapters(self.thread, engine.adapters, read_adapter)
 
     def close(self) -> None:
-        """Cancels its answers, and ends its threads; not to be called in the event loop."""
+        """Cancels the model's answers, and ends its threads; not to be called in the event loop."""
         self.thread.close()
         self.grammars.close()
 
@@ -90,22 +90,22 @@ class LoadedModel:
 
     @property
     def failure(self) -> DeviceError | None:
-        """The error of its GPU, since which it answers nothing; None: it answers."""
+        """The error of the GPU, since which the model answers nothing; None: its GPU has not failed."""
         return self.model.thread.failure
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is usable and not in use."""
+        """Whether the model can answer and no request uses it."""
         return not self.leases and self.failure is None
 
     @property
     def due_s(self) -> float:
-        """The time at which it is closed unless it is used before, `time.monotonic`."""
+        """The time at which the model is unloaded unless it is used before, in seconds of `time.monotonic`."""
         return self.used_s + self.keep_s
 
     @property
     def expires(self) -> int | None:
-        """The time at which it is closed unless it is used from now on, in seconds since 1970; None: never."""
+        """The time at which the model is unloaded unless it is used from now on, in seconds since 1970; None: never."""
         if self.keep_s == FOREVER:
             return None
         left = self.keep_s if self.leases else self.due_s - time.monotonic()
@@ -132,13 +132,13 @@ class Lease:
 
     @property
     def settings(self) -> Settings:
-        """The settings of answers: the model's own, overridden by those of the preset."""
+        """The settings of answers (sampling, stop strings, length): the model's own, overridden by those of the
+        preset."""
         return preset_over(self.preset, self.model.texts.settings)
 
     def of_messages(self, asked: ChatRequest) -> PromptSource:
-        """Returns a function that makes the prompt of a conversation; it begins with the preset's system text unless it
-        has one of its own.
-        """
+        """Returns a function that makes the prompt of a conversation, which begins with the preset's system text unless
+        it has one of its own."""
         whole = replace(asked, messages=with_system(self.preset, asked.messages))
         return lambda prompts: prompts.of_messages(whole)
 
@@ -155,7 +155,7 @@ class Lease:
         return made
 
     def release(self) -> None:
-        """Ends the lease; a second call does nothing."""
+        """Ends the lease, so that its model may be unloaded; a second call does nothing."""
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
             if self.adapter is not None:

@@ -62,11 +62,11 @@ class PromptMaker:
 
     @property
     def begin(self) -> tuple[int, ...]:
-        """The ids that go before a text outside any turn."""
+        """The token ids with which the model begins a text that is not a conversation; empty: none."""
         return self._backend.texts.begin
 
     def of_messages(self, asked: ChatRequest) -> EncodedPrompt:
-        """Returns the prompt of a conversation.
+        """Returns the prompt of a conversation: its messages as the chat template renders them, and their token ids.
 
         Raises:
             ContextFull: it does not fit, or would take too long. BadCheckpoint: the template refuses it.
@@ -86,7 +86,8 @@ class PromptMaker:
         return replace(made, caller=asked.caller, continues=asked.continues, begins=begins)
 
     def of_text(self, text: str, caller: str = "") -> EncodedPrompt:
-        """Returns the prompt of a text completion; control tokens in the text are plain text.
+        """Returns the prompt of a text completion: the text and its token ids; control tokens in the text are plain
+        text.
 
         Raises:
             ContextFull: it does not fit. UsageError: it is empty.
@@ -98,7 +99,8 @@ class PromptMaker:
         return EncodedPrompt(text, ids, (), caller)
 
     def of_infill(self, before: str, behind: str, caller: str = "") -> EncodedPrompt:
-        """Returns the prompt for the text between two others; control tokens in them are plain text.
+        """Returns the prompt with which the model writes the text between two others; control tokens in them are plain
+        text.
 
         Raises:
             ContextFull: it does not fit. UsageError: the model has no marks for it.
@@ -111,7 +113,7 @@ class PromptMaker:
         return EncodedPrompt(self.text_of(ids), ids, (), caller)
 
     def ids_of(self, text: str, *, special: bool = False) -> list[int]:
-        """Returns the token ids of a text, if the context can hold them.
+        """Returns the token ids of a text, without any that begin it, if the context can hold them.
 
         Args:
             special: whether words of it become control tokens.
@@ -123,7 +125,7 @@ class PromptMaker:
         return texts.tokenizer.encode(text) if special else texts.control.encode_text(text)
 
     def of_ids(self, ids: Sequence[int], caller: str = "") -> EncodedPrompt:
-        """Returns the prompt of token ids that the client made itself.
+        """Returns the prompt that consists of the token ids that the client made itself, with their text.
 
         Raises:
             ContextFull: they do not fit. UsageError: one of them is outside the vocabulary.
@@ -132,7 +134,7 @@ class PromptMaker:
         return EncodedPrompt(self.text_of(ids), ids, (), caller)
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """Returns the text of token ids, if the context can hold them.
+        """Returns the text of token ids, control tokens included, if the context can hold them.
 
         Raises:
             ContextFull: it could not. UsageError: one of them is outside the vocabulary.
@@ -150,7 +152,8 @@ class PromptMaker:
             raise too_long(None if ids is None else len(ids), context)
 
     def remember(self, prompt: EncodedPrompt, text: str, ids: Sequence[int]) -> None:
-        """Stores the ids of an answer for the prompts that continue it."""
+        """Stores the text and the token ids of an answer, which prompts that continue it then contain; not all answers
+        are stored."""
         spoken = Spoken(len(prompt.text), text, tuple(ids))
         if not text or not self._prompts.is_whole(spoken):
             return
@@ -183,10 +186,10 @@ PromptSource = Callable[[PromptMaker], EncodedPrompt]  # makes one prompt, on th
 
 
 def require_ids(ids: Iterable[int], vocab: int, where: str = "") -> None:
-    """Checks that a vocabulary of `vocab` ids has these; `where` stands before the error.
+    """Checks that token ids are in a vocabulary of `vocab` ids; `where` stands before the error.
 
     Raises:
-        UsageError: it lacks one.
+        UsageError: one is not.
     """
     if (bad := next((id for id in ids if not 0 <= id < vocab), None)) is not None:
         raise UsageError(f"{where}token id {bad} is outside the vocabulary of {vocab}")

@@ -97,18 +97,18 @@ class Residency:
         return tuple(self._loaded.values())
 
     def counts(self) -> Counts:
-        """Returns the numbers of running and waiting requests of all models."""
+        """Returns the numbers of running and waiting requests of all models together."""
         schedulers = [each.model.thread.scheduler for each in self._loaded.values()]
         waiting = len(self._waiters) + sum(each.waiting for each in schedulers)
         return Counts(sum(each.active for each in schedulers), waiting)
 
     @property
     def leases(self) -> int:
-        """The number of leases of all models."""
+        """The number of leases in use, of all models together."""
         return sum(each.leases for each in self._loaded.values())
 
     def find(self, source: ModelSource) -> LoadedModel | None:
-        """Returns a model if it is in memory."""
+        """Returns the model with this source that is in memory; None: it is not in memory."""
         return self._loaded.get(source.key)
 
     def recovering(self, source: ModelSource) -> bool:
@@ -122,7 +122,8 @@ class Residency:
         return self._unrecovered.get(source.key)
 
     async def lease(self, source: ModelSource, keep_s: float | None = None) -> Lease:
-        """Returns a lease of a model, once it is in memory.
+        """Returns a lease of a model, once it is in memory: it is loaded if necessary, and stays until the lease is
+        released.
 
         Args:
             keep_s: the seconds that it is to stay there afterwards; None: as before.
@@ -160,7 +161,7 @@ class Residency:
             self._changed.set()
 
     def drop(self, source: ModelSource) -> None:
-        """Unloads a model as soon as it is not in use."""
+        """Has a model unloaded as soon as no request uses it; does nothing if it is not in memory."""
         if source.key in self._kept_s:
             self._kept_s[source.key] = 0.0
         if (loaded := self._loaded.get(source.key)) is not None:
@@ -168,7 +169,7 @@ class Residency:
             self._changed.set()
 
     def stop(self) -> None:
-        """Cancels all waiting requests and the current load; models in memory keep answering."""
+        """Cancels all requests that wait for a model and the current load; models in memory keep answering."""
         self._stopping = True
         self._changed.set()
         for waiter in self._waiters:
@@ -176,7 +177,7 @@ class Residency:
                 waiter.lease.set_exception(shutting_down())
 
     async def close(self) -> None:
-        """Closes all models; answers in progress are cancelled."""
+        """Unloads all models; answers in progress are cancelled."""
         self.stop()
         await asyncio.gather(self._worker, *self._recovering.values())
         try:

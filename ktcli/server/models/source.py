@@ -50,7 +50,7 @@ class ModelFacts:
 
     @property
     def task(self) -> str:
-        """Its task, in Ollama's words."""
+        """The task of the model, in Ollama's words: "completion" if it generates text, else "embedding"."""
         return "completion" if self.pooling is None else "embedding"
 
 
@@ -76,17 +76,17 @@ class ModelSource:
 
     @property
     def name(self) -> str:
-        """The name for people and clients."""
+        """The name of the model for people and clients, with +ADAPTER behind it where requests use an adapter."""
         return f"{self.ready.name}+{self.adapter}" if self.adapter else self.ready.name
 
     @property
     def key(self) -> str:
-        """The unique key of its engine: the path of its pack, and the adapter that it is loaded with."""
+        """The unique key of the model's engine: the path of its pack, and the adapter that it is loaded with."""
         own = self.ready.adapter
         return f"{self.ready.pack}+{own}" if own else str(self.ready.pack)
 
     def facts(self) -> ModelFacts:
-        """Returns the facts of the model, read from its pack.
+        """Returns the facts of the model, such as its family, size and context, read from its pack.
 
         Raises:
             KtError: its files are damaged, or not there any more.
@@ -101,7 +101,7 @@ class ModelSource:
         return found
 
     def fit(self, held: HeldMemory) -> MemoryFit:
-        """Returns how the model fits into memory next to the models already there.
+        """Returns how the model fits into memory, and with which context, next to the models already there (`held`).
 
         Raises:
             KtError: its files are damaged, or an option does not fit it.
@@ -113,15 +113,17 @@ class ModelSource:
         return fit_beside(self.ready, how, held)
 
     def after_failure(self, error: DeviceError) -> str:
-        """Returns the device on which the model runs after its GPU failed; empty: none. See `talking.after_failure`."""
+        """Chooses where the model runs once it is loaded again after its GPU failed; returns a phrase about it, such as
+        "on the CPU"; empty: nowhere. See `talking.after_failure`."""
         return after_failure(error, self.how)
 
     def read_tokenizer(self) -> Tokenizer:
-        """Returns the tokenizer, read from the pack in some seconds. Raises: KtError: its files are damaged."""
+        """Returns the model's tokenizer, read from the pack in some seconds. Raises: KtError: its files are damaged."""
         return load_tokenizer(self.ready.pack)
 
     def read_text_model(self, tokenizer: Tokenizer) -> TextModel:
-        """Returns the other text files, read from the pack on the main thread, which alone can stop a template.
+        """Returns the model's chat template and other text files with its tokenizer, read from the pack on the main
+        thread, which alone can stop a template.
 
         Raises:
             KtError: they are damaged.
@@ -129,7 +131,7 @@ class ModelSource:
         return read_text_model(self.ready.name, self.ready.pack, tokenizer=tokenizer)
 
     def open(self, texts: TextModel, fit: MemoryFit, is_stopped: Callable[[], bool]) -> OpenModel:
-        """Returns the model, loaded with the context that fits, without `adapter`.
+        """Returns the model, loaded into memory with the context of `fit`, without `adapter`.
 
         Args:
             is_stopped: asked while it is loaded; true: nobody wants it any more.
@@ -150,7 +152,7 @@ class ModelSource:
 
 
 def adapter_digest(adapter: str) -> str:
-    """Returns the SHA-256 of the files of an adapter of the library.
+    """Returns the SHA-256 of the files of the library's adapter with this name.
 
     Raises:
         NotFound, BadCheckpoint: it is no longer there, or damaged.

@@ -72,7 +72,7 @@ class TextCutter:
         self._words = 0
 
     def parts(self) -> Iterator[Sequence[int]]:
-        """Yields ranges of texts that are encoded in one job each.
+        """Yields the indices of the request's texts, some at a time: those that are encoded in one job each.
 
         Raises:
             UsageError: the texts have too many characters.
@@ -101,7 +101,7 @@ class TextCutter:
         return min(len(self._asked.prompt) + len(text), MAX_TOKEN_CHARS * self._most)
 
     def cut(self, numbers: Sequence[int]) -> list[TextIds]:
-        """Returns the ids of texts.
+        """Returns the token ids of the texts with these indices, with those that the model puts around a text.
 
         Raises:
             UsageError: one has no tokens, or an id outside the vocabulary. ContextFull: one has too many.
@@ -180,10 +180,12 @@ class TextCutter:
 
 
 def shortened(pooling: TextPooling, dimensions: int | None, own: int, name: str) -> int:
-    """Returns the length of the vectors that a request asks for; 0: the model's own.
+    """Returns the length to which a request wants the embedding vectors shortened; 0: they keep the model's own.
 
     Args:
-        own: the model's.
+        dimensions: the length that the request names; None: it names none.
+        own: the length of the model's own vectors.
+        name: of the model, for errors.
     Raises:
         UsageError: the model's vectors cannot be so short.
     """
@@ -199,8 +201,12 @@ def shortened(pooling: TextPooling, dimensions: int | None, own: int, name: str)
 
 
 def require_few(inputs: int, dimensions: int, field: str) -> None:
-    """Raises an error if a request has too many texts, or numbers in their vectors.
+    """Raises an error if a request for embeddings has too many texts, also given the length of each vector.
 
+    Args:
+        inputs: the number of texts.
+        dimensions: the length of each vector.
+        field: what the request calls the texts.
     Raises:
         UsageError: there are too many.
     """

@@ -27,13 +27,12 @@ class Timelines:
 
     @property
     def due(self) -> bool:
-        """Whether `sweep` has something to do."""
+        """Whether there are timelines that `sweep` has to close."""
         return bool(self._closing)
 
     def take(self, conversation: str) -> Sequence | None:
-        """Returns the timeline that a conversation continues, a new one if need be; all others are closed. None: the
-        conversation has no name, and is not kept.
-        """
+        """Returns the timeline (the cached sequence) that a conversation continues, a new one if it has none; `sweep`
+        closes the kept ones of all others. None: the conversation has no name, and is not kept."""
         found = self._kept.pop(conversation, None)
         self._closing += self._kept.values()
         self._kept.clear()
@@ -42,17 +41,19 @@ class Timelines:
         return found or self._engine.sequence()
 
     def begin(self, answer: Answer, conversation: str, sequence: Sequence | None) -> None:
-        """Records that an answer is computed on a timeline that was taken."""
+        """Records that an answer is computed on a timeline (cached sequence) that `take` returned; None: on none."""
         if sequence is not None:
             self._used[answer] = conversation, sequence
 
     def give_up(self, sequence: Sequence | None) -> None:
-        """Records that no answer is computed on a timeline that was taken: `sweep` closes it."""
+        """Records that no answer is computed on a timeline (cached sequence) that `take` returned, so that `sweep`
+        closes it."""
         if sequence is not None:
             self._closing.append(sequence)
 
     def end(self, answer: Answer, *, keep: bool) -> None:
-        """Records that an answer has ended; its timeline is kept if `keep`, else `sweep` closes it."""
+        """Records that an answer has ended: its timeline is kept for the conversation's next answer if `keep`, else
+        `sweep` closes it."""
         conversation, sequence = self._used.pop(answer, ("", None))
         if sequence is None:
             return
@@ -62,14 +63,14 @@ class Timelines:
             self._closing.append(sequence)
 
     def sweep(self) -> None:
-        """Closes the timelines that are not continued."""
+        """Closes the timelines (cached sequences of the engine) that no conversation continues."""
         closing, self._closing = self._closing, []
         for sequence in closing:
             with contextlib.suppress(KtError):  # of a device that failed
                 sequence.close()
 
     def close(self) -> None:
-        """Closes all timelines."""
+        """Closes all timelines, those of answers in progress included."""
         self.take("")
         self._closing += [sequence for _, sequence in self._used.values()]
         self._used.clear()

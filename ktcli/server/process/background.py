@@ -63,13 +63,13 @@ class NotStarted(KtError):
 
 
 def log_path(port: int) -> Path:
-    """Returns the path of the log of a background server on a port."""
+    """Returns the path of the log file of a background server on a port."""
     return run_folder() / f"{port}.log"
 
 
 def start(words: Sequence[str], port: int, progress: Progress) -> Started:
-    """Starts a server in the background, waits until it is ready, and returns it. If that is interrupted, or this
-    process is told to end, the server is stopped again.
+    """Starts a server in the background and waits until it is ready; returns its process id, its log, and what it said.
+    If that is interrupted, or this process is told to end, the server is stopped again.
 
     Args:
         words: the command line behind `kt`.
@@ -108,7 +108,8 @@ def start(words: Sequence[str], port: int, progress: Progress) -> Started:
 
 
 def shorten(path: Path, descriptor: int = 2) -> None:
-    """Drops the older half of the log at `path` if this process writes it, to `descriptor`, and it is too long."""
+    """Drops the older half of the log file at `path` if this process writes that, to `descriptor`, and it has more than
+    1 MiB."""
     with contextlib.suppress(OSError):
         mine, named = os.fstat(descriptor), os.stat(path)
         if not os.path.samestat(mine, named) or mine.st_size <= LOG_BYTES:

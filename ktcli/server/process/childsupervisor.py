@@ -60,11 +60,12 @@ class ChildSupervisor(ABC, Generic[Child]):
         self._process: Child | None = None
 
     def stop(self) -> None:
-        """Ends the child once answers have finished; the second call ends it at once."""
+        """Has the child process end once answers have finished; the second call ends it at once."""
         self._stops += 1
 
     def run(self) -> None:
-        """Runs the child until `stop`, or a signal; to be called on the main thread.
+        """Runs the child process, starting it again after a crash, until `stop` or a signal; to be called on the main
+        thread.
 
         Raises:
             KtError: it does not start, or crashes again and again; the sentence says why.

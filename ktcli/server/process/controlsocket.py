@@ -31,11 +31,12 @@ class Refused(msgspec.Struct):
 
 
 def start_answering(listening: socket.socket, answers: Mapping[tuple[str, str], Answer]) -> None:
-    """Starts a thread that answers requests at a Unix socket until the socket is closed.
+    """Starts a thread that answers HTTP requests at a Unix socket until the socket is closed.
 
     Args:
         listening: the socket, which whoever made it closes.
-        answers: by method and path, such as ("GET", "/server"); anything else gets 404.
+        answers: functions by method and path, such as ("GET", "/server"), which return the response; anything else gets
+            404.
     """
     handler = _handler(answers)
 

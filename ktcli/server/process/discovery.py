@@ -103,7 +103,7 @@ class FoundServer:
 
     @property
     def name(self) -> str:
-        """The name for messages: its model, else its port."""
+        """The name of the server in messages: its model, or its port if it does not answer."""
         return self.status.model if self.status else self.socket.stem
 
     def is_meant_by(self, word: str) -> bool:
@@ -118,7 +118,8 @@ def socket_path(port: int) -> Path:
 
 
 def running_servers() -> list[FoundServer]:
-    """Returns the running servers of this library, by their ports.
+    """Returns the running servers of this library, in the order of their sockets, with their processes and what they
+    say.
 
     Raises:
         KtError: others may write in the folder of its sockets.
@@ -134,7 +135,8 @@ def running_servers() -> list[FoundServer]:
 
 
 def status_of(connection: socket.socket) -> Status | None:
-    """Returns the status of the server at the other end of a connection; None: it does not answer in time."""
+    """Returns the report of a server on itself, asked through a connection to its socket; None: it does not answer in
+    time."""
     try:
         return msgspec.json.decode(_body_of(connection, b"/server"), type=Status)
     except (OSError, msgspec.DecodeError):
@@ -234,7 +236,7 @@ def connected(path: Path) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def short_name(path: Path) -> Iterator[str]:
-    """Yields a short name of a path, valid while the context lasts.
+    """Yields a path of the same file in a few bytes, by way of /proc, which is valid within the context.
 
     Raises:
         OSError: its folder is not there.

@@ -31,13 +31,14 @@ class Drain:
         self._quiet.set()
 
     def require_running(self, path: str) -> None:
-        """Raises an error if a path is not answered any more. Raises: Refusal: the server is shutting down."""
+        """Raises an error if requests for a path are no longer answered. Raises: Refusal: the server is shutting
+        down."""
         if self.begun and not _is_always_answered(path):
             raise _refusal("the server is shutting down and accepts no new requests", self.seconds)
 
     @contextmanager
     def answering(self, path: str) -> Iterator[None]:
-        """Opens a context that counts a request as in progress.
+        """Opens a context in which a request for a path counts as in progress, unless the path is always answered.
 
         Raises:
             Refusal: the server is shutting down.
@@ -56,16 +57,16 @@ class Drain:
                 self._quiet.set()
 
     def give_up(self) -> None:
-        """Makes `finished` return at once."""
+        """Ends the time that answers have to finish, so that `finished` returns at once."""
         self.seconds = 0.0
         self._quiet.set()
 
     async def finished(self) -> bool:
-        """Waits until no request is in progress, or the time is over; returns whether all have finished."""
+        """Waits until no request is in progress, at most `seconds`; returns whether all have finished."""
         return await self._is_quiet_in(self.seconds)
 
     async def told(self) -> None:
-        """Waits until the clients of cancelled answers have received the error."""
+        """Waits until the clients of cancelled answers have received the error, for at most 2 seconds."""
         if not self.running:
             return
         self._quiet.clear()
@@ -83,12 +84,12 @@ def _is_always_answered(path: str) -> bool:
 
 
 def shutting_down() -> Busy:
-    """Returns the error of what is asked of a server that ends."""
+    """Returns the error for a request to a server that is shutting down."""
     return Busy("the server is shutting down", hint="try again once it has restarted")
 
 
 def cut_off() -> Refusal:
-    """Returns the error of an answer that was cut off by the shutdown."""
+    """Returns the HTTP error, of status 503, for an answer that was cut off because the server shut down."""
     return _refusal("the server shut down before the answer was complete", 0.0)
 
 

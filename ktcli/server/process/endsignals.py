@@ -13,7 +13,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def signals_handled(handle: Callable[[int], object], signals: Iterable[int]) -> Iterator[None]:
-    """Opens a context in which `handle` is called with the number of each of some signals that comes."""
+    """Opens a context in which `handle` is called with the number of the signal whenever one of `signals` comes."""
 
     def heard(number: int, frame: FrameType | None) -> None:
         handle(number)
@@ -34,5 +34,6 @@ class StartingTerminal:
 
     @property
     def is_closed(self) -> bool:
-        """Whether there was a terminal and it is closed; `isatty` is false for a closed one."""
+        """Whether the process was started from a terminal that has been closed since; `isatty` is false for a closed
+        one."""
         return bool(self._files) and not any(os.isatty(each) for each in self._files)

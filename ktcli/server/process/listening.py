@@ -71,7 +71,7 @@ class Connection(H11Protocol):
 
 
 def tcp_socket(host: str, port: int) -> socket.socket:
-    """Returns a listening socket at an address.
+    """Returns a TCP socket that listens at an address.
 
     Raises:
         UsageError: there is no such address. Busy: another program listens there.
@@ -100,7 +100,7 @@ def tcp_socket(host: str, port: int) -> socket.socket:
 
 
 def unix_socket(path: Path) -> socket.socket:
-    """Returns a listening Unix socket that only its owner can open; a stale one is replaced.
+    """Returns a listening Unix socket that only its owner can open; a stale socket at `path` is replaced.
 
     Raises:
         Busy: a server listens there. KtError: it cannot be made.

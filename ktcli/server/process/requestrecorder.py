@@ -53,7 +53,7 @@ class BlockHasher:
 
     @classmethod
     def of_library(cls) -> BlockHasher:
-        """Returns the hasher with the library's key, which is created if there is none.
+        """Returns a hasher of prompt blocks with the library's secret key, which is created if there is none.
 
         Raises:
             KtError: the key cannot be read or written.
@@ -74,7 +74,8 @@ class BlockHasher:
         return cls(key)
 
     def numbers(self, space: str, ids: Sequence[int]) -> list[int]:
-        """Returns a number for each block of a prompt, the last of which may be shorter.
+        """Returns for each block of BLOCK_TOKENS tokens of a prompt a keyed hash, of 53 bits, of all token ids up to
+        its end; the last block may be shorter.
 
         Args:
             space: whatever else decides who shares blocks: model, adapter, salt.
@@ -105,8 +106,8 @@ class TraceFile:
 
     @classmethod
     def open(cls, path: Path) -> TraceFile:
-        """Returns a trace file opened for appending, created if need be; an incomplete line of a killed server is cut
-        off.
+        """Returns the trace file at `path`, locked and opened for appending, created if need be; an incomplete line of
+        a killed server is cut off.
 
         Raises:
             UsageError: it is not a trace of blocks of BLOCK_TOKENS, others can read it, or it is full.
@@ -132,10 +133,10 @@ class TraceFile:
         return cls(path, descriptor, size, since_ms)
 
     def append(self, lines: Sequence[TracedRequest]) -> bool:
-        """Appends requests, in the order of their arrival; returns whether there is room for more.
+        """Appends requests to the trace, in the order of their arrival; returns whether there is room for more.
 
         Raises:
-            OSError: the disk is full, or fails; what was written of them is taken back.
+            OSError: the disk is full, or fails; an incomplete line is taken back.
         """
         for line in lines:
             data = json.dumps(line._asdict(), separators=(",", ":")).encode() + b"\n"
@@ -246,8 +247,8 @@ class RequestRecorder:
         self._thread.start()
 
     def begin(self, space: str, ids: Sequence[int]) -> Callable[[int], None]:
-        """Records the arrival of a request; returns a function that records its end, given the tokens of its answers.
-        Both cost next to nothing, on any thread.
+        """Records the arrival of a request with these prompt ids; returns a function that records its end, given the
+        number of tokens of its answers. Both cost next to nothing, on any thread.
 
         Args:
             space: whatever decides beside the ids who shares blocks, see `BlockHasher`.
@@ -267,7 +268,7 @@ class RequestRecorder:
             self._changed.notify()
 
     def close(self) -> None:
-        """Writes all pending requests, unfinished ones as if they had ended, and closes the file."""
+        """Writes all pending requests into the trace, unfinished ones as if they had ended, and closes the file."""
         with self._changed:
             self._closing = True
             self._changed.notify()

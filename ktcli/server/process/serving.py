@@ -92,7 +92,7 @@ class Serving:
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Serves until `stop`, or a signal; to be called on the main thread.
+        """Runs the server until `stop`, or a signal; to be called on the main thread.
 
         Raises:
             KtError: the model cannot be loaded.

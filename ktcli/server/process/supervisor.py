@@ -33,7 +33,8 @@ class Supervisor:
         self._address = "\0" + name[1:] if name.startswith("@") else name
 
     def tell(self, **values: object) -> None:
-        """Sends a datagram; lost if the supervisor has ended, or does not read."""
+        """Sends values to the supervisor, as lines NAME=VALUE of a datagram; lost if it has ended, does not read, or
+        there is none."""
         if not self._address:
             return
         lines = (f"{name}={' '.join(str(value).split())}" for name, value in values.items())
@@ -45,7 +46,7 @@ class Supervisor:
                 return
 
     def ready(self, said: str) -> None:
-        """Sends that requests are answered from now on.
+        """Tells the supervisor that requests are answered from now on.
 
         Args:
             said: a sentence about it.
@@ -54,7 +55,7 @@ class Supervisor:
 
 
 def values_of(datagram: bytes) -> dict[str, str]:
-    """Returns the values in a datagram, by their names."""
+    """Returns the values in a datagram of lines NAME=VALUE, by their names."""
     lines = datagram.decode("utf-8", "replace").splitlines()
     return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
@@ -78,7 +79,7 @@ class WatchedListener:
     def progress(
         self, title: str, total: int | None = None, *, unit: str = "B", done: int = 0
     ) -> Iterator[Bar]:
-        """Yields the listener's progress bar, watched."""
+        """Yields the progress bar of the other listener, which also calls the watching function when it moves."""
         with self._listener.progress(title, total, unit=unit, done=done) as bar:
             yield _WatchedBar(bar, self._watch(title), total, done)
 

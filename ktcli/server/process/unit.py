@@ -24,7 +24,7 @@ def unit(
     reloads: bool = False,
     routes: bool = False,
 ) -> str:
-    """Returns the text of a unit for `systemctl --user`; see systemd.service(5).
+    """Returns the text of a systemd unit that runs a server for `systemctl --user`; see systemd.service(5).
 
     Args:
         name: the model, for people.
@@ -83,7 +83,8 @@ WantedBy=default.target
 
 
 def quoted(word: str, *, in_command: bool = False) -> str:
-    """Returns a word quoted for a unit: specifiers, quotation marks and control characters are escaped.
+    """Returns a word as a systemd unit has it: quoted where necessary, with its specifiers, quotation marks and control
+    characters escaped.
 
     Args:
         in_command: whether it stands behind the first word of a command line, where $ begins a variable.

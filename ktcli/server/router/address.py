@@ -11,7 +11,7 @@ from ktcli.errors import UsageError
 
 
 def address_of(said: str) -> ServerAddress:
-    """Returns the address that a person wrote. Raises: UsageError: as `ServerAddress.parse`."""
+    """Returns the address of a server that a person wrote as `said`. Raises: UsageError: as `ServerAddress.parse`."""
     return ServerAddress.parse(
         said, "the address of a server", versioned=False, key="--api-key-file"
     )
@@ -33,7 +33,8 @@ def require_different(addresses: Sequence[ServerAddress]) -> None:
 
 
 def same_as(address: ServerAddress, others: Sequence[ServerAddress]) -> ServerAddress | None:
-    """Returns the first of some servers that an address means, by another name of its machine too; None: none."""
+    """Returns the first of `others` that is the same server as `address`, also by another name of its machine; None:
+    none is."""
     places = _places(address)
     return next((each for each in others if _places(each) & places), None)
 

@@ -89,7 +89,8 @@ class _Info(msgspec.Struct):
 def facts_of_those_there(
     addresses: Sequence[ServerAddress], key: str, model: str = ""
 ) -> tuple[tuple[ServerFacts, ...], tuple[tuple[ServerAddress, KtError], ...]]:
-    """Returns the facts of the servers that respond, and the others with the reasons; all are asked at the same time.
+    """Returns the facts of the servers that respond, and the others, each with the error that says why; all are asked
+    at the same time.
 
     Args:
         key: the API key to show; empty: none.
@@ -118,7 +119,8 @@ def facts_of_those_there(
 
 
 def facts_of(address: ServerAddress, key: str, model: str = "") -> ServerFacts:
-    """Returns the facts of a server; see `facts_of_those_there`.
+    """Returns what a server says of itself: its model, context, parallel requests, speed and cache hits; see
+    `facts_of_those_there`.
 
     Raises:
         KtError: nobody answers, the key is refused, or it does not say which model it serves.
@@ -142,18 +144,19 @@ def facts_of(address: ServerAddress, key: str, model: str = "") -> ServerFacts:
 
 
 def context_of(address: ServerAddress, key: str, model: str) -> int | None:
-    """Returns the context that a server lists for a model; None: it lists none. Raises: as `facts_of`."""
+    """Returns the context, in tokens, that a server lists for a model; None: it lists none. Raises: as `facts_of`."""
     return _row(address, _models_of(address, key), model).context
 
 
 def counters_of(address: ServerAddress, key: str = "", answer_s: float = 0.0) -> Counters:
-    """Returns the counters of a server; none if it does not respond in time, see `ask`."""
+    """Returns the Prometheus counters of a server; none if it does not respond within `answer_s` seconds, see `ask`."""
     reply = _asked_or_none(address, "/metrics", key, answer_s)
     return Counters({}) if reply is None else counters_in(reply.body)
 
 
 def with_counters(facts: ServerFacts, counters: Counters) -> ServerFacts:
-    """Returns the facts of a server, completed by the traffic in its counters."""
+    """Returns the facts of a server with the cache hits, and if necessary the time of a token, that its counters
+    give."""
     measured_s = mean(counters, "inter_token_latency_seconds", "time_per_output_token_seconds")
     return replace(
         facts,
@@ -231,9 +234,11 @@ def ask(
     body: Any = None,
     answer_s: float = 0.0,
 ) -> HttpReply:
-    """Returns the response of a server to a request.
+    """Returns the response of a server to an HTTP request: its status, and its body, empty if that is too long.
 
     Args:
+        key: the API key to show; empty: none.
+        body: is sent as JSON; None: nothing is.
         answer_s: the seconds that it may take; 0: `ANSWER_S`.
     Raises:
         ServerFailed: it does not respond in time, or its certificate cannot be verified.

@@ -30,9 +30,8 @@ class ServerChange(msgspec.Struct):
 
 
 def answer_at(listening: socket.socket, router: RouterSupervisor) -> None:
-    """Starts to answer requests for a router's status, and to change its servers, at a socket, until the socket is
-    closed.
-    """
+    """Starts to answer requests for a router's status, and to change its servers, at a Unix socket, until that is
+    closed."""
     answers = {
         ("GET", SERVER): lambda _: server_status(router),
         ("GET", STATUS): lambda _: status_of_router(router),
@@ -43,7 +42,8 @@ def answer_at(listening: socket.socket, router: RouterSupervisor) -> None:
 
 
 def server_status(router: RouterSupervisor) -> Status:
-    """Returns the status of a router for `kt ps`."""
+    """Returns the report of a router to `kt ps`: its model, its address and context, and the servers that it routes
+    to."""
     settings = router.settings
     first = router.servers[0]
     return Status(
@@ -80,7 +80,7 @@ class _UnixConnection(HTTPConnection):
 
 
 def status(port: int) -> RouterStatus:
-    """Returns the status of the router on a port.
+    """Returns the state and the counts of the router on a port, asked through its Unix socket.
 
     Raises:
         NotFound: none runs there. KtError: it does not answer.

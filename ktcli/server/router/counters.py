@@ -29,7 +29,7 @@ class Counters:
         return sum(found) if found else None
 
     def by(self, name: str, label: str) -> dict[str, float]:
-        """Returns a counter by the values of one of its labels, summed over the others."""
+        """Returns the values of a counter by the values of one of its labels, summed over all other labels."""
         found: dict[str, float] = {}
         for (said, labels), value in self.values.items():
             if said == name and (key := dict(labels).get(label)) is not None:
@@ -38,7 +38,8 @@ class Counters:
 
 
 def counters_in(text: bytes) -> Counters:
-    """Returns the counters in a text of Prometheus; malformed lines are left out."""
+    """Returns the counters in a text in Prometheus's format; malformed lines, and the buckets of histograms, are left
+    out."""
     from prometheus_client.parser import text_string_to_metric_families
 
     found: dict[tuple[str, Labels], float] = {}
@@ -65,7 +66,12 @@ def _of_any(counters: Counters, name: str) -> float | None:
 
 
 def ratio(counters: Counters, part: str, whole: str, least: float) -> float | None:
-    """Returns the share of one counter in another, 0 to 1; None: there are none, or the whole is less than `least`."""
+    """Returns the counter `part` divided by the counter `whole`, 0 to 1; None: one is missing, or the whole is 0 or
+    less than `least`.
+
+    Args:
+        part, whole: their names without the prefix of kt, vLLM or SGLang, and without `_total`.
+    """
     some, all_of = _of_any(counters, f"{part}_total"), _of_any(counters, f"{whole}_total")
     if some is None or not all_of or all_of < least:
         return None
@@ -73,13 +79,14 @@ def ratio(counters: Counters, part: str, whole: str, least: float) -> float | No
 
 
 def cached_share(counters: Counters, least: float) -> float | None:
-    """Returns the share of prompts that was in a server's cache, 0 to 1; None: as `ratio`."""
+    """Returns the share of prompt tokens that were in a server's cache, 0 to 1; None: it counts none, or fewer than
+    `least` in all."""
     found = ratio(counters, "prefix_cache_hits", "prefix_cache_queries", least)
     return found if found is not None else ratio(counters, "cached_tokens", "prompt_tokens", least)
 
 
 def mean(counters: Counters, *names: str) -> float | None:
-    """Returns the mean of the first of these histograms that has any values; None: none has."""
+    """Returns the mean of the values in the first of the histograms with these names that has any; None: none has."""
     for name in names:
         total, count = _of_any(counters, f"{name}_sum"), _of_any(counters, f"{name}_count")
         if total is not None and count:

@@ -115,7 +115,7 @@ class RouterPlace:
 
     @property
     def url(self) -> str:
-        """The address for people."""
+        """The URL at which clients reach the router, such as http://127.0.0.1:11435."""
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
 
@@ -133,16 +133,17 @@ class RouterKeys:
 
     @property
     def first(self) -> str:
-        """The key with which kt and the router themselves send requests to the servers; empty: there is none."""
+        """The API key with which kt and the router themselves send requests to the servers; empty: there is none."""
         return self.users[0][1] if self.users else ""
 
     def hidden(self) -> RouterKeys:
-        """Returns the same with the keys hidden, to be printed."""
+        """Returns the same names of users with all keys replaced by ***, to be printed."""
         return RouterKeys(tuple((name, HIDDEN) for name, _ in self.users), HIDDEN)
 
 
 def plan_for(servers: Sequence[ServerFacts]) -> RoutingPlan:
-    """Returns the router's parameters for one or more servers that agree."""
+    """Returns the numbers with which a router of these servers is started: the share of a prompt that must match, when
+    requests spill to other servers, and the timeout of a request. There is one server or more, and they agree."""
     threshold, why = _threshold(servers)
     streams = min(each.streams or _STREAMS for each in servers)
     return RoutingPlan(threshold, why, max(1, streams // _SPILL_PART), _timeout_s(servers))
@@ -168,7 +169,7 @@ def _timeout_s(servers: Sequence[ServerFacts]) -> int:
 def arguments(
     urls: Sequence[str], plan: RoutingPlan, place: RouterPlace, keys: RouterKeys
 ) -> list[str]:
-    """Returns the arguments of smg's command line.
+    """Returns the arguments of the command line that starts smg, the router program.
 
     Args:
         urls: the addresses of the servers.

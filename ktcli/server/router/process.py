@@ -35,9 +35,8 @@ class LogLine:
 
 
 def read_line(line: str) -> LogLine:
-    """Returns a line of the log with its message and level, which are JSON; other lines, such as those of Python, as
-    they are.
-    """
+    """Returns the message and level of a line of smg's log, which are JSON; other lines, such as those of Python, as
+    they are."""
     try:
         said = json.loads(line)
         message, level = str(said["message"]), str(said["level"])
@@ -84,7 +83,8 @@ class RouterProcess(LoggedChild):
         )
 
     def why(self) -> str:
-        """Returns the reason why it has ended: its last messages."""
+        """Returns the reason why the router process has ended, for people: its last message, and its exit code or
+        signal."""
         self.heard()
         code = self.ended()
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
@@ -104,5 +104,5 @@ class RouterProcess(LoggedChild):
 
 
 def stop_s(drain_s: float) -> float:
-    """Returns the seconds after which a router that was asked to end is killed."""
+    """Returns the seconds after which a router that was asked to end is killed, if answers have `drain_s` to finish."""
     return SETTLE_S + drain_s + _SPARE_S

@@ -62,7 +62,7 @@ class SmgClient:
         return ServerAddress("http", here(self.place.host), self.place.port)
 
     def readiness(self) -> Readiness | None:
-        """Returns how many servers it can use; None: it does not respond."""
+        """Returns the number of servers that the router can use; None: the router does not respond."""
         try:
             reply = ask(self._address, "/readiness", answer_s=2.0)
             return msgspec.json.decode(reply.body, type=Readiness)
@@ -70,7 +70,7 @@ class SmgClient:
             return None
 
     def workers(self) -> list[Worker]:
-        """Returns its servers. Raises: KtError: it does not answer."""
+        """Returns the servers in the router's list, with their states. Raises: KtError: the router does not answer."""
         reply = self._asked("GET", "/workers")
         try:
             return msgspec.json.decode(reply.body, type=_Workers).workers
@@ -78,12 +78,12 @@ class SmgClient:
             raise KtError(f"the router's list of servers is malformed: {error}") from error
 
     def add(self, url: str, key: str = "") -> None:
-        """Adds a server, and waits until it is used.
+        """Adds the server at `url` to the router, and waits until it is used.
 
         Args:
             key: what the server wants to be shown.
         Raises:
-            KtError: it is not within half a minute.
+            KtError: it is not within half a minute, or the router does not answer.
         """
         self._asked("POST", "/workers", {"url": url, **({"api_key": key} if key else {})})
         self._wait(
@@ -93,10 +93,10 @@ class SmgClient:
         )
 
     def remove(self, url: str) -> None:
-        """Removes a server and waits until its answers have ended.
+        """Removes the server at `url` from the router, and waits until its answers have ended.
 
         Raises:
-            KtError: they do not end.
+            KtError: they do not end within two minutes, or the router does not answer.
         """
         for each in self.workers():
             if each.url == url:
@@ -116,7 +116,7 @@ class SmgClient:
             time.sleep(_POLL_S)
 
     def counters(self) -> Counters:
-        """Returns its counters; none if it does not respond."""
+        """Returns the router's own Prometheus counters; none if it does not respond."""
         return counters_of(ServerAddress("http", "127.0.0.1", self.place.metrics_port))
 
     def _asked(self, method: str, path: str, body: Mapping[str, str] | None = None) -> HttpReply:
@@ -131,5 +131,6 @@ class SmgClient:
 
 
 def here(host: str) -> str:
-    """Returns the address by which this machine reaches one of its own programs that listens at another address."""
+    """Returns the host by which this machine reaches a program of its own that listens at `host`: 127.0.0.1 for
+    0.0.0.0."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

@@ -75,7 +75,7 @@ class RouterStatus(msgspec.Struct):
 
 
 def status_of_router(router: RouterSupervisor) -> RouterStatus:
-    """Returns the status of a running router, with the counters of its servers.
+    """Returns the state and the counts of a running router, with those of the servers that it routes to.
 
     Raises:
         KtError: the router does not answer.
@@ -120,10 +120,12 @@ def routed_servers(
     router: Counters,
     theirs: Mapping[str, Counters],
 ) -> list[RoutedServer]:
-    """Returns the counts of requests that a router has sent to its servers.
+    """Returns the state of each server, and the counts of requests that the router has sent there, in the order of
+    `urls`.
 
     Args:
         workers, theirs: what the router says of a server, and the server's own counters, by its address.
+        router: the router's own counters.
     """
     requests = _whole(router.by("smg_worker_requests_total", "worker"))
     active = _whole(router.by("smg_worker_requests_active", "worker"))
@@ -148,7 +150,7 @@ def routed_servers(
 
 
 def suggested(router: RouterSupervisor, theirs: Mapping[str, Counters]) -> RoutingPlan:
-    """Returns the parameters with which a router of these servers would be started now.
+    """Returns the numbers (threshold, spill, timeout) with which a router of these servers would be started now.
 
     Args:
         theirs: the counters of its servers, by their addresses.

@@ -44,7 +44,8 @@ class HealthLog:
         self._well: dict[str, bool] = {}
 
     def changes(self, workers: Sequence[Worker]) -> list[str]:
-        """Returns a sentence for each server whose health has changed; a new healthy one is no change."""
+        """Returns a sentence for each server whose health has changed since the last call; a new healthy one is no
+        change."""
         said = []
         for each in workers:
             if each.status == _DRAINING:  # it was removed
@@ -106,23 +107,23 @@ class RouterSupervisor(ChildSupervisor[RouterProcess]):
 
     @property
     def servers(self) -> tuple[ServerFacts, ...]:
-        """The servers that it routes to."""
+        """The facts of the servers that the router routes to."""
         return tuple(self._servers.values())
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """The addresses of servers that have not answered yet."""
+        """The addresses of the router's servers that have not answered yet, or are left out for now."""
         return tuple(each.url for each in self._absent)
 
     @property
     def pid(self) -> int:
-        """The process of the router; 0: none runs."""
+        """The process id of the router program; 0: it was never started."""
         return self._process.pid if self._process else 0
 
     # --- servers come and go --------------------------------------------------------------------
 
     def add(self, address: ServerAddress) -> ServerFacts:
-        """Adds a server that agrees with the others; returns its facts.
+        """Adds a server that agrees with the others to the running router; returns its facts.
 
         Raises:
             KtError: it does not answer, disagrees, or is there already.
@@ -145,7 +146,7 @@ class RouterSupervisor(ChildSupervisor[RouterProcess]):
             )
 
     def remove(self, address: ServerAddress) -> None:
-        """Removes a server, whose answers in progress may finish.
+        """Removes a server from the running router; its answers in progress may finish.
 
         Raises:
             NotFound: it is not one of them. UsageError: it is the last.

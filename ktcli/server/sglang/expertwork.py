@@ -54,11 +54,11 @@ class ExpertWork:
 
     @property
     def all_on_gpus(self) -> bool:
-        """Whether kt-kernel has nothing to do."""
+        """Whether all experts are computed on the GPUs, so that kt-kernel has nothing to do."""
         return not self.method
 
     def write(self, writer: LineWriter, machine: Machine, gpus: int) -> None:
-        """Adds the options of kt-kernel."""
+        """Adds the options of kt-kernel, which computes experts on the CPU, to a command line of SGLang."""
         nodes = [node.id for node in machine.nodes if node.has_memory and node.cores]
         pools = max(1, len(nodes))
         cores = len(machine.cpu.cores)
@@ -89,8 +89,11 @@ class ExpertWork:
 
 
 def expert_work(asked: ServingQuestion, sizes: ModelSizes, gpus: Sequence[Gpu]) -> ExpertWork:
-    """Returns where the experts of a model that some GPUs share are computed.
+    """Returns how SGLang and kt-kernel compute the experts of a model: how many on the GPUs, by which method the others
+    on the CPU, and what follows from that.
 
+    Args:
+        gpus: those that share the model.
     Raises:
         UsageError: kt-kernel cannot compute them, or more are wanted on the GPUs than fit.
         NotEnoughMemory: the GPUs or the memory do not hold the model.
@@ -183,7 +186,8 @@ def _method(asked: ServingQuestion) -> str:
 
 
 def conversion(asked: ServingQuestion, method: str) -> str:
-    """Returns words for the way in which kt-kernel's own conversion is made."""
+    """Returns a sentence for people that says how to make kt-kernel's own conversion of the experts, or that it
+    converts no such checkpoint."""
     pools = max(1, sum(node.has_memory and bool(node.cores) for node in asked.machine.nodes))
     kind = _CONVERTIBLE.get(asked.stored.method)
     if kind is None:

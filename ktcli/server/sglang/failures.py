@@ -109,7 +109,7 @@ KNOWN = (
 
 
 def why_ended(label: str, lines: Sequence[str], code: int | None) -> KtError:
-    """Returns the error for an engine that has ended.
+    """Returns the error that says why an engine process has ended, by the last lines that it printed.
 
     Args:
         label: its name and version.

@@ -106,21 +106,22 @@ _UNKNOWN = SglangFamily(on_cpu=False)
 
 
 def family_of(config: Mapping[str, Any]) -> SglangFamily:
-    """Returns the row of a model by its config.json; for an unknown one, the row with the defaults."""
+    """Returns SGLang's options for the family of a model, by the `model_type` in its config.json; defaults for an
+    unknown one."""
     return FAMILIES.get(str(config.get("model_type")), _UNKNOWN)
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the part of a config.json that describes the language model."""
+    """Returns the part of a config.json that describes the language model; the whole if there is no separate part."""
     inner = config.get("text_config")
     return inner if isinstance(inner, Mapping) else config
 
 
 def stored_of(config: Mapping[str, Any]) -> ExpertStorage:
-    """Returns the format of a checkpoint's experts, by its config.json.
+    """Returns the format in which a checkpoint stores its experts, by its config.json.
 
     Raises:
-        UsageError: in no way that the engine's methods read.
+        UsageError: no method of kt-kernel reads it.
     """
     text = text_config(config)
     said = text.get("quantization_config") or config.get("quantization_config") or {}
@@ -185,7 +186,8 @@ class RepositoryCode:
 
 
 def code_of(folder: Path, config: Mapping[str, Any]) -> RepositoryCode:
-    """Returns the code that the checkpoint in a folder needs.
+    """Returns why the checkpoint in a folder needs Python code of its repository, if it does, and which files of that
+    are missing.
 
     A tokenizer of the repository's own has no other implementation; a configuration has one, where the engine knows the
     type of model.

@@ -61,19 +61,19 @@ class FlagTable:
     architectures: tuple[str, ...] = ()
 
     def by_name(self) -> dict[str, EngineFlag]:
-        """Returns the flags by each of their spellings."""
+        """Returns the flags of the engine's command line by each of their spellings, such as `--model-path`."""
         return {name: flag for flag in self.flags for name in flag.names}
 
 
 @cache
 def recorded() -> FlagTable:
-    """Returns the flags of the version that was tested."""
+    """Returns the flags of SGLang's command line in the version that kt was tested with."""
     data = data_path("profiles", "engines", "sglang-kt.json").read_bytes()
     return msgspec.json.decode(data, type=FlagTable)
 
 
 def parser_of(flags: Iterable[EngineFlag]) -> argparse.ArgumentParser:
-    """Returns a parser for a command line of exactly these flags, without abbreviations."""
+    """Returns an argument parser for a command line with exactly these flags, without abbreviations."""
     parser = _Parser(prog="sglang.launch_server", add_help=False, allow_abbrev=False)
     for flag in flags:
         more: dict[str, Any] = {"required": flag.required} if flag.required else {}
@@ -103,7 +103,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def require_parsed(words: Sequence[str], table: FlagTable) -> None:
-    """Raises an error unless the parser of a version accepts a command line.
+    """Raises an error unless a parser of these flags accepts the arguments of a command line.
 
     Raises:
         UsageError: it does not; the sentence is argparse's.

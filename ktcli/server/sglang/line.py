@@ -44,7 +44,7 @@ class ServerLine:
     notes: tuple[str, ...] = ()
 
     def words(self, *, hidden: bool = False) -> list[str]:
-        """Returns the arguments after the module.
+        """Returns the arguments of the command line behind `python -m sglang.launch_server`.
 
         Args:
             hidden: whether keys are replaced by asterisks.
@@ -56,18 +56,19 @@ class ServerLine:
         return found
 
     def value(self, flag: str) -> str | None:
-        """Returns the first value of a flag, empty for a switch; None: it is not there."""
+        """Returns the first value of a flag in the command line, empty for a switch; None: the flag is not there."""
         found = next((each for each in self.options if each.flag == flag), None)
         return None if found is None else (found.values or ("",))[0]
 
     def text(self) -> str:
-        """Returns the line for a shell, keys hidden."""
+        """Returns the environment and the command line as one line for a shell, keys hidden."""
         variables = [f"{key}={shlex.quote(value)}" for key, value in self.variables.items()]
         words = [each if each == HIDDEN else shlex.quote(each) for each in self.words(hidden=True)]
         return " ".join([*variables, "python", "-m", MODULE, *words])
 
     def document(self) -> dict[str, Any]:
-        """Returns the line for --json, keys hidden."""
+        """Returns the command line as an object for --json: the command, the environment, its options and notes; keys
+        are hidden."""
         return {
             "command": ["python", "-m", MODULE, *self.words(hidden=True)],
             "environment": dict(self.variables),
@@ -91,14 +92,15 @@ class LineWriter:
         self.notes = list[str]()
 
     def add(self, flag: str, *values: object, why: str = "", secret: bool = False) -> None:
-        """Adds an option with its values."""
+        """Adds an option with its values to the command line; `why` says where they come from, and a secret one is
+        hidden."""
         self.options.append(EngineOption(flag, tuple(map(str, values)), why, secret))
 
     def add_if(self, given: bool, flag: str, *values: object, why: str = "") -> None:
-        """Adds an option if a condition holds."""
+        """Adds an option with its values to the command line if `given`."""
         if given:
             self.add(flag, *values, why=why)
 
     def line(self, variables: Mapping[str, str]) -> ServerLine:
-        """Returns the line."""
+        """Returns the command line of all options and notes that were added, with these environment variables."""
         return ServerLine(tuple(self.options), variables, tuple(self.notes))

@@ -60,7 +60,7 @@ class PreparedLine:
 
 
 def prepare(asked: AskedServing, engine: InstalledEngine | None, *, starts: bool) -> PreparedLine:
-    """Returns the command line for a model.
+    """Returns the engine's command line for a model, with kt's plan and the machine that it was derived from.
 
     Args:
         engine: the environment whose source is compared; None: the tested version's flags are.
@@ -93,13 +93,14 @@ def prepare(asked: AskedServing, engine: InstalledEngine | None, *, starts: bool
 
 
 def flags_of(engine: InstalledEngine) -> FlagTable:
-    """Returns the flags of an installed engine, by its source. Raises: KtError: it is damaged."""
+    """Returns the flags of the command line of an installed SGLang, read from its source. Raises: KtError: it is
+    damaged."""
     packages = sorted(engine.path.glob("lib/python3*/site-packages/sglang"))
     return read_flags(packages[0] if packages else engine.path, engine.version)
 
 
 def checkpoint_of(subject: Subject, *, needed: bool) -> tuple[Path, bool]:
-    """Returns the folder of a model's checkpoint, and whether it exists.
+    """Returns the folder of a model's checkpoint, or the one where it would be, and whether it is there.
 
     Args:
         needed: whether it has to be.

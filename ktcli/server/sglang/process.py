@@ -50,15 +50,15 @@ class BoundedLog:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The last lines, oldest first, each shortened."""
+        """The last lines that the engine printed, up to 200, oldest first, each shortened."""
         return tuple(self._last)
 
     def forget(self) -> None:
-        """Clears the last lines in memory, not those of the file: another process begins."""
+        """Clears the last lines in memory, not those of the log file: another process begins."""
         self._last.clear()
 
     def write(self, line: bytes) -> None:
-        """Adds a line; it is lost if the disk is full."""
+        """Adds a line to the log file and to `lines`; the file loses it if the disk is full."""
         text = line.decode("utf-8", "replace").strip()
         if text:
             self._last.append(text[-_KEPT_CHARS:])
@@ -70,7 +70,7 @@ class BoundedLog:
             return
 
     def close(self) -> None:
-        """Closes the file; later lines are dropped."""
+        """Closes the log file, which gets no later lines."""
         file, self._file = self._file, -1
         os.close(file)
 
@@ -114,23 +114,23 @@ class EngineProcess(LoggedChild):
         )
 
     def answers(self) -> int:
-        """Returns the HTTP status of its health; 0: it does not respond."""
+        """Returns the HTTP status with which the engine answers `/health`; 0: it does not respond."""
         try:
             return ask(self._address, "/health", self._key, answer_s=HEALTH_ANSWER_S).status
         except KtError:
             return 0
 
     def counters(self) -> Counters:
-        """Returns its counters; none if it does not respond at once."""
+        """Returns the engine's Prometheus counters; none if it does not respond within a second."""
         return counters_of(self._address, self._key, _COUNTERS_ANSWER_S)
 
     def why(self) -> KtError:
-        """Returns the reason why it has ended, once it has, with all processes that it started."""
+        """Kills what is left of the engine and its processes; returns the error that says why the engine has ended."""
         self.kill()
         return why_ended(self._engine.label, self._log.lines, self.ended())
 
     def memory_bytes(self) -> int:
-        """Returns the resident memory of all its processes; shared memory counts for each."""
+        """Returns the resident memory of all processes of the engine, in bytes; shared memory counts for each."""
         found = (resident_bytes(SYSTEM_ROOT, each) for each in self._group())
         return sum(each or 0 for each in found)
 

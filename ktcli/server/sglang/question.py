@@ -78,10 +78,10 @@ class ServingQuestion:
 
     @property
     def family(self) -> SglangFamily:
-        """The engine's options for the model."""
+        """SGLang's options for the family of the model, such as its parsers."""
         return family_of(self.config)
 
     @property
     def stored(self) -> ExpertStorage:
-        """How the checkpoint stores the experts. Raises: UsageError: as `stored_of`."""
+        """The format in which the checkpoint stores its experts. Raises: UsageError: as `stored_of`."""
         return stored_of(self.config)

@@ -35,8 +35,10 @@ _SWITCHES = ("store_true", "store_false", "DeprecatedAction")
 
 
 def read_flags(package: Path, version: str = "") -> FlagTable:
-    """Returns the flags of an installed or unpacked package, a folder `sglang`.
+    """Returns the flags of the command line and the model classes of an SGLang package, read from its source.
 
+    Args:
+        package: the folder `sglang`, installed or unpacked.
     Raises:
         KtError: a file is missing or damaged, or has no such class.
     """
@@ -44,9 +46,10 @@ def read_flags(package: Path, version: str = "") -> FlagTable:
 
 
 def flags_in(file: Path, package: Path) -> tuple[EngineFlag, ...]:
-    """Returns the flags that a `server_args.py` declares, in its order.
+    """Returns the flags of the command line that SGLang's `server_args.py` declares, in its order.
 
     Args:
+        file: the `server_args.py`.
         package: where its imports are looked up.
     Raises:
         KtError: it cannot be read, or has no such class.
@@ -74,7 +77,7 @@ _AGAIN = "install it again: kt engine rm sglang-kt, then kt engine install sglan
 
 
 def architectures_in(package: Path) -> tuple[str, ...]:
-    """Returns the names of the model classes in a package; () where there are none."""
+    """Returns the names of the model classes that an SGLang package offers, sorted; () where there are none."""
     found = set[str]()
     for file in sorted((package / _MODELS).glob("*.py")):
         with contextlib.suppress(KtError):

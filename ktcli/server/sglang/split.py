@@ -54,12 +54,13 @@ class ModelSizes:
 
     @property
     def experts_bytes(self) -> int:
-        """The bytes of all experts."""
+        """The bytes of all routed experts of all layers, as the checkpoint stores them."""
         return self.moe_layers * self.experts * self.expert_bytes
 
     @classmethod
     def of(cls, asked: ServingQuestion) -> ModelSizes:
-        """Returns the sizes of the model that a question is about."""
+        """Returns the sizes of the model that is to be served: counts of its parts, and their bytes as its checkpoint
+        stores them."""
         stored, spec, text = asked.stored, asked.model.spec, text_config(asked.config)
         recipe = Recipe.named(stored.experts, stored.dense)
         experts = dense = 0
@@ -106,7 +107,7 @@ class GpuSplit:
 
 
 def sharing(sizes: ModelSizes, gpus: Sequence[Gpu], block: int) -> int:
-    """Returns the number of GPUs that can share a model: the most that divide heads and experts evenly.
+    """Returns the number of GPUs that can share a model: the most, at least 1, that divide heads and experts evenly.
 
     Args:
         block: see `ExpertStorage`.
@@ -137,12 +138,13 @@ class GpuRoom:
 
     @property
     def total_bytes(self) -> int:
-        """The bytes of the smallest GPU's memory."""
+        """The size of the smallest GPU's memory, in bytes."""
         return min(gpu.vram_bytes for gpu in self.gpus)
 
     @property
     def static_share(self) -> float:
-        """The part of it that weights and cache may take, in hundredths."""
+        """The share of a GPU's memory that weights and cache may take: at most 0.98, rounded down to hundredths, and
+        negative where what else is needed does not fit."""
         free = min(gpu.free_bytes for gpu in self.gpus)
         left = free - self._other_bytes
         return min(_MOST_SHARE, floor(100 * left / self.total_bytes) / 100)
@@ -164,12 +166,12 @@ class GpuRoom:
 
     @property
     def is_enough(self) -> bool:
-        """Whether anything is left for weights."""
+        """Whether at least 30 % of a GPU's memory is left for weights and cache."""
         return self.static_share >= _LEAST_SHARE
 
     def experts(self, tokens: int) -> int:
-        """Returns how many experts of each layer fit beside a cache of so many tokens; negative: the rest alone does
-        not fit."""
+        """Returns how many experts of each layer fit on the GPUs beside a cache of so many tokens; negative: not even
+        all other weights and the cache fit."""
         sizes, number = self.sizes, len(self.gpus)
         cached = tokens * sizes.cached_bytes // min(number, sizes.cache_parts)
         left = int(self.static_share * self.total_bytes) - sizes.dense_bytes // number - cached
@@ -179,10 +181,10 @@ class GpuRoom:
         return min(sizes.experts, left * number // each) if each else 0
 
     def require(self, name: str, tokens: int) -> None:
-        """Raises an error unless everything except the experts fits.
+        """Raises an error unless the GPUs hold a model without its routed experts, with a cache of so many tokens.
 
         Raises:
-            NotEnoughMemory: it does not.
+            NotEnoughMemory: they do not.
         """
         if self.is_enough and self.experts(tokens) >= 0:
             return
@@ -195,7 +197,8 @@ class GpuRoom:
 
 
 def split(room: GpuRoom, name: str, tokens: int, least: int, asked: int | None) -> GpuSplit:
-    """Returns the shares of a model's GPUs.
+    """Returns how GPUs share a model: their number, the experts of each layer on them, the tokens of the cache, and the
+    share of their memory that weights and cache may take.
 
     Args:
         name: the model, for people.

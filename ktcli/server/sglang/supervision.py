@@ -69,17 +69,17 @@ class EngineSupervisor(ChildSupervisor[EngineProcess]):
 
     @property
     def process(self) -> EngineProcess | None:
-        """The process that runs; None: none does."""
+        """The engine process that runs; None: none does."""
         found = self._process
         return found if found is not None and found.ended() is None else None
 
     @property
     def is_ready(self) -> bool:
-        """Whether it answers requests."""
+        """Whether the engine runs and last answered that it is healthy."""
         return self.process is not None and self._answer == 200
 
     def run(self) -> None:
-        """Runs the engine until `stop`, or a signal, see `ChildSupervisor`."""
+        """Runs the engine, starting it again after a crash, until `stop` or a signal; see `ChildSupervisor.run`."""
         with closing(BoundedLog(self.settings.log)) as self._log:
             Daemon(self._watch, name="kt-engine-health").start()
             super().run()
@@ -142,7 +142,8 @@ _RUNNING, _WAITING = "sglang:num_running_reqs", "sglang:num_queue_reqs"
 
 
 def answer_at(listening: socket.socket, supervisor: EngineSupervisor) -> None:
-    """Starts to answer requests for an engine's status at a socket, until the socket is closed."""
+    """Starts to answer requests for an engine's status, and to change its drain time, at a socket, until the socket is
+    closed."""
     answers = {
         ("GET", "/server"): lambda _: engine_status(supervisor),
         ("POST", "/server/drain"): lambda body: _set_drain(supervisor, body),
@@ -151,7 +152,7 @@ def answer_at(listening: socket.socket, supervisor: EngineSupervisor) -> None:
 
 
 def engine_status(supervisor: EngineSupervisor) -> Status:
-    """Returns the status of an engine for `kt ps`."""
+    """Returns the report of an engine to `kt ps`: its model, requests, memory, and whether it is ready."""
     settings, process = supervisor.settings, supervisor.process
     counters = process.counters() if process is not None and supervisor.is_ready else None
     running, waiting = (

@@ -30,7 +30,7 @@ _WATCHDOG_S = 3000
 
 
 def command_line(asked: ServingQuestion) -> ServerLine:
-    """Returns the command line of a server.
+    """Returns the command line with which SGLang serves a model on a machine, as kt's plan says where it can.
 
     Raises:
         UsageError: the engine cannot run this model, or what is wanted contradicts itself.
@@ -63,8 +63,10 @@ def command_line(asked: ServingQuestion) -> ServerLine:
 
 
 def require_class(config: Mapping[str, Any], architectures: Sequence[str]) -> None:
-    """Raises an error unless the engine has a class for a model.
+    """Raises an error unless the engine has a class for a model, by its config.json.
 
+    Args:
+        architectures: the classes that the engine has.
     Raises:
         UsageError: it has none.
     """
@@ -201,7 +203,7 @@ def _hierarchical_cache(writer: LineWriter, options: SglangOptions, how: ExpertW
 
 
 def store_address(said: str) -> MooncakeAddress:
-    """Returns the address of a Mooncake store.
+    """Returns the address of a Mooncake store that `said`, such as "mooncake://127.0.0.1:50051", means.
 
     Raises:
         UsageError: it is not one.

@@ -35,7 +35,8 @@ _INSTALL = "pip install 'ktcli[otel]'"
 
 
 def naming_variable(environ: Mapping[str, str]) -> str | None:
-    """Returns the environment variable that asks for traces; None: none does, or another one turns them off."""
+    """Returns the name of the environment variable that asks for traces; None: none does, or another one turns them
+    off."""
     said = {name: environ.get(name, "").strip() for name in _NAMING}
     is_off = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     if is_off or said["OTEL_TRACES_EXPORTER"].lower() == "none":
@@ -46,9 +47,8 @@ def naming_variable(environ: Mapping[str, str]) -> str | None:
 def tracer_provider(
     listener: Listener, environ: Mapping[str, str] = os.environ
 ) -> TracerProvider | None:
-    """Returns OpenTelemetry's tracer provider with the exporters that its variables name; None: they name none, or it
-    cannot be created, of which the listener is warned.
-    """
+    """Returns OpenTelemetry's tracer provider with the exporters that the environment variables name; None: they name
+    none, or it cannot be created, of which the listener is warned."""
     if (variable := naming_variable(environ)) is None:
         return None
     try:
@@ -64,9 +64,8 @@ def tracer_provider(
 
 @contextmanager
 def tracing(listener: Listener) -> Iterator[Trace | None]:
-    """Opens a context that yields a function to trace requests; None: traces are not asked for. At its end, those that
-    have not been sent are, if their receiver takes them soon.
-    """
+    """Opens a context that yields a function to trace requests, or None if no traces are asked for. At its end, spans
+    that are not sent yet are sent, if their receiver takes them soon."""
     if (provider := tracer_provider(listener)) is None:
         yield None
         return

@@ -58,7 +58,7 @@ class Inference:
 
 
 def finish_of(ended: Ended) -> str:
-    """Returns the reason why an answer ended, as in `Inference.finishes`."""
+    """Returns the reason why an answer ended: "stop", "tool_calls", "length", "cancelled" or "error"."""
     whole = ended.calls and ended.finish is Finish.STOP
     return "tool_calls" if whole else _FINISHES[ended.finish]
 
@@ -80,9 +80,8 @@ Trace = Callable[[Scope, float], None]
 
 
 def trace_of(provider: TracerProvider) -> Trace:
-    """Returns a function that makes the spans of a request, given its scope as the guard leaves it, and when it began
-    (`time.monotonic`).
-    """
+    """Returns a function that makes OpenTelemetry's spans of a request: given its ASGI scope as the guard leaves it,
+    and when it began (`time.monotonic`)."""
     from opentelemetry.propagate import extract
     from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
@@ -125,7 +124,11 @@ def _name(about: Attributes) -> str:
 
 
 def http_attributes(scope: Scope) -> Attributes:
-    """Returns the attributes of an HTTP request and its response."""
+    """Returns the attributes of a span for an HTTP request and its response, by OpenTelemetry's names.
+
+    Args:
+        scope: the ASGI scope of the request, as the guard leaves it.
+    """
     headers, noted = Headers(scope=scope), scope["kt.noted"]
     method, status = scope["method"], noted["status"]
     found: Attributes = {
@@ -151,7 +154,12 @@ def http_attributes(scope: Scope) -> Attributes:
 
 
 def inference_attributes(inference: Inference, path: str) -> Attributes:
-    """Returns the attributes of a model's work for a request at a path."""
+    """Returns the attributes of a span for a model's work (model, token counts, finish reasons), by OpenTelemetry's
+    names.
+
+    Args:
+        path: of the request.
+    """
     found: Attributes = {
         "gen_ai.operation.name": _OPERATIONS.get(path, "chat"),
         "gen_ai.provider.name": "kt",

@@ -42,10 +42,11 @@ class MooncakeAddress:
 
     @classmethod
     def parse(cls, text: str) -> MooncakeAddress:
-        """Returns the address that an option or setting names.
+        """Returns the address of a Mooncake master that an option or setting gives as "mooncake://HOST:PORT" or
+        "HOST:PORT".
 
         Raises:
-            UsageError: it is not one.
+            UsageError: the text is not such an address.
         """
         found = _ADDRESS.fullmatch(text.removeprefix(MOONCAKE))
         if found is None or not 0 < int(found[2]) < 1 << 16:
@@ -60,12 +61,12 @@ class MooncakeAddress:
 
     @property
     def master(self) -> str:
-        """The address in the form of Mooncake's client."""
+        """The address of the master as Mooncake's client takes it: "HOST:PORT", an IPv6 address in brackets."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
     def require_private(self, addresses: Iterable[IPAddress]) -> None:
-        """Raises an error unless these addresses of the host are this machine's or of private networks.
+        """Raises KtError unless all of these IP addresses of the host are this machine's or of private networks.
 
         Raises:
             KtError: one is not.
@@ -79,7 +80,7 @@ class MooncakeAddress:
                 )
 
     def resolved(self) -> list[IPAddress]:
-        """Returns all addresses of the host; the name lookup may take long.
+        """Returns all IP addresses of the host; the name lookup may take long.
 
         Raises:
             KtError: there are none.
@@ -94,7 +95,11 @@ class MooncakeAddress:
         return [_plain(str(each[4][0])) for each in found]
 
     def require_listener(self, wait_s: float) -> None:
-        """Raises an error unless something accepts connections there. Raises: KtError: nothing does."""
+        """Connects to the master and closes the connection, to make sure that it can be reached.
+
+        Raises:
+            KtError: nothing accepts connections there within `wait_s` seconds.
+        """
         try:
             socket.create_connection((self.host, self.port), wait_s).close()
         except (OSError, UnicodeError) as error:  # UnicodeError: no name has such a part

@@ -96,7 +96,7 @@ class MooncakeStore:
 
     @property
     def rests(self) -> bool:
-        """Whether it is not used for a while: it did not respond, or responded with errors."""
+        """Whether the store is not used for a while, because it did not respond, or responded with errors."""
         return self._helper is None
 
     # --- the process ----------------------------------------------------------------------------------
@@ -155,12 +155,14 @@ class MooncakeStore:
     # --- what is there --------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Resets the time budget, as a request begins; there is no listing to read, see `seek`."""
+        """Resets the store's time budget, as a request begins; there is no listing to read, see `seek`."""
         self._until = None
         self._tell()
 
     def seek(self, labels: Iterable[PageLabel]) -> None:
-        """Looks up which of these exist; those that are unknown afterwards count as missing."""
+        """Asks the Mooncake store which of these KV pages and states it has, and notes the answer for `has` and
+        `states`; without an answer they count as missing.
+        """
         helper = self._helper
         if helper is None:
             return
@@ -188,12 +190,17 @@ class MooncakeStore:
         self._tell()
 
     def has(self, kind: PageKind, key: bytes) -> bool:
-        """Returns whether a record existed a short time ago."""
+        """Returns whether the store had a KV page or state of this kind and key when it was last asked, at most a
+        minute ago.
+        """
         seen = None if self.rests else self._seen.get((kind, key))
         return seen is not None and time.monotonic() - seen[0] < _FRESH_S
 
     def states(self) -> list[tuple[int, bytes, bytes]]:
-        """Returns the states that were found there, longest prefix first: (end, previous, key)."""
+        """Returns the labels of the stored states (what layers such as linear attention keep of a whole prompt prefix)
+        that the store was found to have, longest prefix first, each as (end, previous, key): the number of tokens of
+        the prefix, and the content addresses of the prefix before and of its own.
+        """
         with self._guard:
             found = [
                 (end, previous, key)
@@ -218,8 +225,8 @@ class MooncakeStore:
     # --- reading --------------------------------------------------------------------------------------
 
     def read(self, labels: Sequence[PageLabel], into: Sequence[U8Array]) -> int:
-        """Reads records into memory and checks them; returns how many of the first ones are intact and in memory; those
-        that do not arrive within the request's budget are not.
+        """Reads KV pages and states from the store into the arrays `into` and checks them; returns how many of the
+        first ones arrived intact within the request's time budget. The other arrays hold anything.
         """
         came = 0
         while came < len(labels) and (helper := self._helper) is not None and self._left_s() > 0:
@@ -293,7 +300,9 @@ class MooncakeStore:
     # --- writing --------------------------------------------------------------------------------------
 
     def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> bool:
-        """Queues a record to be written, unless it exists; returns whether it is queued."""
+        """Queues a KV page or state to be written to the store; returns whether it is queued: not if the store has it,
+        it is too large, or the store takes none now. Another thread calls `fill` to copy its bytes.
+        """
         fits = value_bytes(label, size_bytes) <= self._room_bytes
         is_there = self.has(*_name(label)) or _name(label) in self._strange
         if not fits or is_there or not self._writes:
@@ -354,15 +363,17 @@ class MooncakeStore:
         self._count(helper, [code for code in codes if code < 0 and code != _FULL])
 
     def use(self, keys: Iterable[bytes]) -> None:
-        """Does nothing: the master records reads itself."""
+        """Does nothing: Mooncake's master records itself what is read."""
 
     def hurry(self) -> None:
-        """Has all queued records written at once."""
+        """Has all queued KV pages and states written at once, without waiting for it."""
         if not self.rests:
             self.writer.hurry()
 
     def flush(self, wait_s: float) -> bool:
-        """Writes all queued records; returns whether that was done within `wait_s` seconds. Any thread may ask."""
+        """Waits until all queued KV pages and states are written, at most `wait_s` seconds; returns whether they are.
+        Any thread may ask.
+        """
         until = time.monotonic() + wait_s
         while (helper := self._helper) is not None:
             before, left_s = self._written, until - time.monotonic()
@@ -375,7 +386,7 @@ class MooncakeStore:
         return False
 
     def close(self) -> None:
-        """Writes queued records within a short time, and ends the process."""
+        """Writes queued records within a short time, and ends the process that runs Mooncake's client."""
         self.flush(CLOSE_S)
         self._closing.set()
         self._wanted.set()

@@ -38,7 +38,7 @@ _BUFFER_BYTES = 16 << 20  # of the client's own
 
 
 def main() -> None:
-    """Opens the store and answers requests until the socket is closed.
+    """Connects to the Mooncake store and answers requests until the socket is closed; then ends the process.
 
     The words of the command line: the process that started this one, the descriptors of the two sockets and of the
     memory, and the bytes of the memory.

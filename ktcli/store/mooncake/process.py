@@ -31,7 +31,7 @@ class HelperFailed(Exception):
 
 
 def command_of(engine: InstalledEngine) -> list[str]:
-    """Returns the command line of the process, without the arguments that `Helper` adds."""
+    """Returns the command line of the process that runs Mooncake's client, without the arguments that `Helper` adds."""
     return [str(engine.python), "-I", str(_SCRIPT)]
 
 
@@ -43,7 +43,8 @@ class Channel:
         self._left = b""
 
     def ask(self, request: Mapping[str, Any], wait_s: float) -> dict[str, Any]:
-        """Sends a request; returns the response.
+        """Sends a request to the process that runs Mooncake's client, as one line of JSON; returns the JSON object that
+        it responds with.
 
         Raises:
             HelperFailed: none came within `wait_s` seconds, or not one of the protocol, or it is an error.
@@ -73,7 +74,11 @@ class Channel:
         return answer
 
     def codes(self, request: Mapping[str, Any], wait_s: float) -> list[int]:
-        """Returns the codes of a request, one for each of its keys. Raises: HelperFailed: see `ask`."""
+        """Sends a request about several keys; returns Mooncake's result codes, one for each key, negative for errors.
+
+        Raises:
+            HelperFailed: see `ask`.
+        """
         codes = self.ask(request, wait_s).get("codes")
         is_sound = isinstance(codes, list) and len(codes) == len(request["keys"])
         if not is_sound or not all(type(code) is int for code in codes or ()):
@@ -87,12 +92,12 @@ class Channel:
         self._here.settimeout(left_s)
 
     def shut(self) -> None:
-        """Interrupts all waits for a response."""
+        """Shuts the socket down, which interrupts all waits for a response on it."""
         with contextlib.suppress(OSError):
             self._here.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Closes the socket, once it is not in use."""
+        """Closes kt's end of the socket, which must not be in use."""
         self._here.close()
 
 
@@ -135,12 +140,12 @@ class Helper:
         self.read_room, self.write_room = room[:room_bytes], room[room_bytes:]
 
     def open(self, master: str, wait_s: float, lends: int = 0) -> None:
-        """Connects to a master.
+        """Connects the process to the Mooncake store of a master.
 
         Args:
-            lends: the bytes of memory that the store gets.
+            lends: the bytes of memory that the process lends to the store.
         Raises:
-            HelperFailed: that did not succeed within `wait_s` seconds; the process is killed.
+            HelperFailed: the process did not succeed within `wait_s` seconds; the process is killed.
         """
         try:
             self.reads.ask({"op": "open", "master": master, "lends": lends}, wait_s)
@@ -151,18 +156,18 @@ class Helper:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is gone."""
+        """Whether the process that runs Mooncake's client has ended."""
         return self._child.poll() is not None
 
     def kill(self) -> None:
-        """Ends the process at once, and all waits for it; does not wait itself."""
+        """Kills the process and interrupts all waits for its responses; does not wait for its end."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._child.pid, signal.SIGKILL)
         for each in (self.reads, self.writes):
             each.shut()
 
     def reap(self) -> bool:
-        """Waits for a killed process; returns whether it has ended."""
+        """Closes the sockets to a killed process and waits up to a second for its end; returns whether it has ended."""
         for each in (self.reads, self.writes):
             each.close()
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -20,17 +20,20 @@ _PREFIX = "kt1"  # the version of keys
 
 
 def key_of(space: Space, kind: int, key: bytes) -> str:
-    """Returns the key under which a record is stored."""
+    """Returns the key under which a KV page or state is stored in Mooncake: "kt1/NAMESPACE-CODEC/KIND/KEY", in
+    hexadecimal.
+    """
     return f"{_PREFIX}/{space.namespace.hex()}-{space.codec}/{int(kind)}/{key.hex()}"
 
 
 def value_bytes(label: PageLabel, size_bytes: int) -> int:
-    """Returns the bytes of the value of a record with so many bytes of data."""
+    """Returns the size in bytes of the value that stores a KV page or state with `size_bytes` of data."""
     return alone_bytes(len(label.ids), size_bytes)
 
 
 def read_value(value: U8Array, space: Space, label: PageLabel, data: U8Array) -> None:
-    """Copies the data of a record from its value into `data`, [size_bytes], and checks that they belong to `label`.
+    """Copies the data of a KV page or state from its stored value into `data`, [size_bytes], and checks that they
+    belong to `label`.
 
     Raises:
         Damaged: they are not; `data` holds nothing of use.

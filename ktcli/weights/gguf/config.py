@@ -38,7 +38,8 @@ _NEEDED = (
 
 
 def architecture_of(metadata: Metadata, known: tuple[str, ...]) -> Architecture:
-    """Returns the rules for reading a file's architecture.
+    """Returns the rules for reading a GGUF file: those of the architecture that its metadata names or, for a file of an
+    older converter, the older ones.
 
     Args:
         known: the model types that the families read.
@@ -84,7 +85,8 @@ def _check_heads(m: Metadata, text: Mapping[str, Any]) -> None:
 
 
 def config_of(m: Metadata, row: Architecture) -> dict[str, Any]:
-    """Returns the `config.json` that the model's makers would have written."""
+    """Returns the `config.json` object that the model's makers would have written, made from the metadata of its GGUF
+    file by the rules of its architecture."""
     if row.gating:
         m.gating(row.gating)
     config: dict[str, Any] = {"model_type": row.model_type}

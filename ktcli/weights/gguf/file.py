@@ -96,28 +96,28 @@ class Gguf(CheckpointFiles):
 
     @property
     def description(self) -> str:
-        """The name of what lists the tensors, for errors."""
+        """The name, for errors, of the metadata field that says which tensors the file must have, with its value."""
         return f"general.architecture {self._architecture!r}"
 
     @property
     def names(self) -> Collection[str]:
-        """The names of all tensors, as on the hub."""
+        """The names of all tensors of the GGUF file, as the model has them on the hub."""
         return self.parts.keys()
 
     def unused(self, taken: Collection[str]) -> list[str]:
-        """Returns the names of the tensors besides `taken`, except the rotary embedding's factors, which are part of
-        the configuration here, and scales of activations.
-        """
+        """Returns the names (as on the hub) of the file's tensors that are not in `taken`, except the rotary
+        embedding's factors, which are part of the configuration here, and scales of activations."""
         taken = {*taken, ROPE_FACTORS}
         return [name for name in self.parts if name not in taken and not name.endswith(IN_SCALE)]
 
     @property
     def small_files(self) -> tuple[str, ...]:
-        """The names of the small files that the metadata holds, sorted."""
+        """The names of the small files that are made from the metadata, such as "config.json" and "tokenizer.json";
+        sorted."""
         return tuple(sorted(("config.json", *small_file_names(self._values))))
 
     def small_file(self, name: str) -> bytes:
-        """Returns the contents of a small file."""
+        """Returns the contents of the small file `name`, made from the metadata of the GGUF file."""
         if name == "config.json":
             return json.dumps(self.config, indent=1).encode()
         return self._small_files[name]

@@ -56,14 +56,13 @@ class GgufHeader:
 
 
 def is_gguf(path: Path) -> bool:
-    """Returns whether a path has the name of a GGUF file; its contents are checked when they are read."""
+    """Returns whether the name of a file is that of a GGUF file; the file is not read."""
     return ggufname.is_gguf(path.name)
 
 
 def gguf_at(path: Path) -> Path | None:
-    """Returns the path of the GGUF file at `path`: itself, or the first one of the only set in a folder that a quant
-    was pulled to; None: there is none.
-    """
+    """Returns the path of the GGUF file at `path`: `path` itself, or the first file of the only set in a folder that a
+    GGUF model was pulled to; None: there is none, there are several sets, or the folder has a config.json."""
     if is_gguf(path):
         return path
     if not path.is_dir() or (path / "config.json").exists():
@@ -74,7 +73,8 @@ def gguf_at(path: Path) -> Path | None:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Returns the header of the file at `path`, every count and range checked against the file's size.
+    """Returns the header of the GGUF file at `path`: its metadata, tensors and hash, with every count and range checked
+    against the size of the file.
 
     Raises:
         BadCheckpoint: anything about it is wrong; the sentence names file and values.

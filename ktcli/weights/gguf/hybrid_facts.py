@@ -12,13 +12,16 @@ _FULL = "full_attention"
 
 
 def kimi_linear(m: Metadata) -> dict[str, Any]:
-    """Returns the config fields of Kimi-Linear, whose layers without kv heads have linear attention."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of Kimi-Linear: those of latent attention, and
+    the kind of each layer; layers without kv heads have linear attention."""
     heads = m.each("attention.head_count_kv", int)
     return latent(m) | {"layer_types": [_FULL if kv else "linear_attention" for kv in heads]}
 
 
 def ling3(m: Metadata) -> dict[str, Any]:
-    """Returns the config fields of Ling 3. Of the model that sees, positions are turned otherwise than kt knows."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of Ling 3: those of Kimi-Linear, the width of
+    heads of linear attention, `kda_safe_gate`, and the limits of activations. Vision models, whose positions are turned
+    otherwise than kt knows, are refused."""
     if m.has("rope.dimension_sections"):
         raise m.bad(
             f"{m.architecture}.rope.dimension_sections belongs to Ling 3's vision models, which "
@@ -32,7 +35,8 @@ def ling3(m: Metadata) -> dict[str, Any]:
 
 
 def lfm2(m: Metadata) -> dict[str, Any]:
-    """Returns the config fields of LFM2, whose layers without kv heads are convolutions."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of LFM2: the kind of each layer and the number
+    of kv heads; layers without kv heads are convolutions."""
     heads = m.each("attention.head_count_kv", int)
     return {
         "layer_types": [_FULL if kv else "conv" for kv in heads],
@@ -41,7 +45,8 @@ def lfm2(m: Metadata) -> dict[str, Any]:
 
 
 def lfm2_dense(m: Metadata) -> dict[str, Any]:
-    """Returns the config fields of LFM2 without experts."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of LFM2 without experts: those of LFM2, with
+    all layers dense; a sliding window is refused."""
     if m.has("attention.sliding_window"):
         raise m.bad(
             f"{m.architecture}.attention.sliding_window is set, but kt supports LFM2 only without it"
@@ -50,7 +55,8 @@ def lfm2_dense(m: Metadata) -> dict[str, Any]:
 
 
 def delta(m: Metadata) -> dict[str, Any]:
-    """Returns the config fields of Qwen3-Next and Qwen3.5."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of Qwen3-Next or Qwen3.5: the rotated share of
+    a head, the width of a value head of linear attention and, if listed, the kind of each layer."""
     heads = m.whole("ssm.time_step_rank", high=MAX_HEADS)
     given = partly(m) | {"linear_value_head_dim": m.whole("ssm.inner_size") // max(heads, 1)}
     if m.has("attention.recurrent_layers"):
@@ -79,7 +85,9 @@ _NEMOTRON_PARTS = (
 
 
 def nemotron(m: Metadata) -> dict[str, Any]:
-    """Returns the config fields of Nemotron 3 and Nemotron-H, whose layers' kinds follow from their tensors."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of Nemotron 3 or Nemotron-H: the kind of each
+    layer, which follows from its tensors, the sizes of Mamba-2 layers, the number of kv heads, the width of dense MLPs,
+    and whether the weights of chosen experts are normalised."""
     kinds = []
     for i in range(m.layers):
         found = (kind for of, kind in _NEMOTRON_PARTS if f"blk.{i}.{of}.weight" in m.entries)
@@ -94,7 +102,9 @@ def nemotron(m: Metadata) -> dict[str, Any]:
 
 
 def granite_hybrid(m: Metadata) -> dict[str, Any]:
-    """Returns the config fields of Granite 4, some of which have no experts but the shared one."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of Granite 4: the kind of each layer, the sizes
+    of Mamba-2 layers, the numbers of experts and kv heads, the width of a shared expert that stands alone, and whether
+    attention has positions."""
     kinds = ("attention", "mamba")
     given = _mamba(m)
     alone = m.entries.get("blk.0.ffn_up.weight")
@@ -110,7 +120,9 @@ def granite_hybrid(m: Metadata) -> dict[str, Any]:
 
 
 def glm5_next(m: Metadata) -> dict[str, Any]:
-    """Returns the config fields of GLM-5.3, whose layers without kv heads have linear attention."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of GLM-5.3: those of latent attention, the
+    model type, the kind of each layer (those without kv heads have linear attention), the bound of the decay and, if
+    listed, which layers have an indexer."""
     heads = m.each("attention.head_count_kv", int)
     given: dict[str, Any] = {
         "layer_types": ["indexed_attention" if kv else "linear_attention" for kv in heads],

@@ -53,7 +53,8 @@ class ReadImatrix:
 
 
 def read_imatrix(path: Path, model: Model, checkpoint: Reader, shown: str) -> ReadImatrix:
-    """Returns the importance in an imatrix.
+    """Returns the importance of a model's columns from llama.cpp's imatrix file at `path`, with the tensors that it has
+    nothing of and the number of experts that no token chose.
 
     Args:
         shown: the name of the model for people.

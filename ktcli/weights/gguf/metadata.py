@@ -36,40 +36,42 @@ class Metadata:
         self.architecture = self.fields.text("general.architecture", "")
 
     def has(self, key: str) -> bool:
-        """Returns whether the metadata has a key."""
+        """Returns whether the metadata has a value for `key`, which is written without the architecture's name."""
         return self._value(key) is not None
 
     def lists(self, key: str) -> bool:
-        """Returns whether the metadata has a list of values for a key."""
+        """Returns whether the value that the metadata has for `key` is a list."""
         return isinstance(self.fields.values.get(self._name(key)), list)
 
     def whole(self, key: str, default: int | None = None, high: int = 1 << 40) -> int:
-        """Returns the integer of a key, checked to be in 0..`high`."""
+        """Returns the integer that the metadata has for `key`, in 0..`high`; the default, if there is one, where the
+        key is missing."""
         return self._of(key).whole(self._name(key), low=0, high=high, default=default)
 
     def most(self, key: str) -> int:
-        """Returns the largest integer of a key that may have a value for each layer."""
+        """Returns the integer that the metadata has for `key`; where it is a list with a value for each layer, the
+        largest of them."""
         listed = self.fields.values.get(self._name(key))
         return max(self.each(key, int)) if isinstance(listed, list) else self.whole(key)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Returns the number of a key, rounded to the precision of f32."""
+        """Returns the number that the metadata has for `key`, or the default, if there is one, rounded to the precision
+        of f32."""
         value = self._of(key).number(self._name(key), low=-1e30, high=1e30, default=default)
         return float(f"{value:.7g}")  # f32 in the file: 1e-06, not 9.999999974752427e-07
 
     def flag(self, key: str, default: bool) -> bool:
-        """Returns the boolean of a key."""
+        """Returns the boolean that the metadata has for `key`, or the default where it is missing."""
         return self._of(key).flag(self._name(key), default)
 
     def text(self, key: str, default: str) -> str:
-        """Returns the string of a key."""
+        """Returns the string that the metadata has for `key`, or the default where it is missing."""
         return self._of(key).text(self._name(key), default)
 
     @property
     def layers(self) -> int:
-        """The number of layers without those that predict further tokens, which are not run; a file may count those
-        without having them.
-        """
+        """The number of decoder layers, without those that predict further tokens, which are not run; a file may count
+        those without having them."""
         every = self.whole("block_count", high=MAX_LAYERS)
         own = every - self.whole("nextn_predict_layers", 0, MAX_LAYERS)
         if own < 1:
@@ -82,7 +84,8 @@ class Metadata:
         return every if plain and f"{first}nextn.eh_proj.weight" not in self.entries else own
 
     def each(self, key: str, kind: type) -> list[Any]:
-        """Returns one value of a kind for each layer, from a list."""
+        """Returns the first values of the list that the metadata has for `key`, one for each layer, all of the type
+        `kind`."""
         listed, layers = self.fields.values.get(self._name(key)), self.layers
         if not isinstance(listed, list) or len(listed) < layers:
             raise self.bad(f"{self._name(key)} is not a list of {layers} layers")
@@ -91,7 +94,7 @@ class Metadata:
         return listed[:layers]
 
     def switches(self, key: str) -> list[int]:
-        """Returns 0 or 1 for each layer, from a list of flags or of these numbers."""
+        """Returns 0 or 1 for each layer, from the list of booleans or of 0 and 1 that the metadata has for `key`."""
         listed = self.fields.values.get(self._name(key))
         is_flags = isinstance(listed, list) and listed and type(listed[0]) is bool
         found = [int(each) for each in self.each(key, bool if is_flags else int)]
@@ -100,7 +103,8 @@ class Metadata:
         return found
 
     def gating(self, *known: int) -> int:
-        """Returns the scoring function of the router: one of `known`, the first where the file has none."""
+        """Returns the number of the router's scoring function (SOFTMAX, SIGMOID …), which must be one of `known`; the
+        first of these where the file does not say."""
         found = self.whole("expert_gating_func", known[0]) or known[0]
         if found not in known:
             words = " and ".join(f"{_GATINGS[each]} ({each})" for each in known)
@@ -108,11 +112,11 @@ class Metadata:
         return found
 
     def with_tensor(self, name: str) -> list[bool]:
-        """Returns for each layer whether the file has a weight of it, by the weight's name in the layer."""
+        """Returns for each layer whether the file has a weight called `name` in it ("blk.N.name.weight")."""
         return [f"blk.{layer}.{name}.weight" in self.entries for layer in range(self.layers)]
 
     def bad(self, said: str) -> BadCheckpoint:
-        """Returns the error that the file is wrong in what is said."""
+        """Returns a `BadCheckpoint` with the name of the file and what is wrong in it, `said`; the caller raises it."""
         return BadCheckpoint(f"{self.fields.where}: {said}")
 
     def _name(self, key: str) -> str:
@@ -138,7 +142,8 @@ class Metadata:
 
 
 def scaling(m: Metadata) -> dict[str, Any] | None:
-    """Returns the `rope_scaling` that stretches the rotation; None: it is not stretched."""
+    """Returns the `rope_scaling` object of `config.json`, which stretches the rotary embedding, as a GGUF file's
+    metadata or its frequency factors say; None: it is not stretched."""
     if m.factors:
         return {"rope_type": "factors", "factors": m.factors}
     # A factor without a kind is a linear one, as in llama.cpp.

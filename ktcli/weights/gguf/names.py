@@ -65,11 +65,13 @@ def hub_tensors(
     differing: Names,
     body: tuple[str, str] = ("model.", "lm_head"),
 ) -> Iterator[tuple[str, str, TensorEntry]]:
-    """Yields each tensor under its name on the hub: (name there, name in the file, its entry).
+    """Yields (name on the hub, name in the file, entry) for each tensor that a model has on the hub; a tensor of the
+    file that holds all experts of a layer gives one for each expert.
 
     A tensor without a name there keeps its own.
 
     Args:
+        entries: the tensors of a GGUF file by name.
         differing: the names that an architecture has instead of the usual ones. Several of one tensor: each is an equal
             part of its rows, which ones a view says.
         body: what names begin with, and the name of the head.
@@ -104,13 +106,14 @@ def hub_tensors(
 
 
 def layer_of(name: str) -> int:
-    """Returns the number of the layer that a tensor of a file belongs to; -1: to none."""
+    """Returns the number of the layer that a tensor belongs to, by its name in a GGUF file; -1: to none."""
     found = _IN_LAYER.fullmatch(name)
     return int(found[1]) if found else -1
 
 
 def below_layer(hub_name: str) -> str:
-    """Returns the name of a tensor without its layer's prefix, or all of it outside of layers."""
+    """Returns a tensor's name on the hub without the prefix of its layer: "self_attn.q_proj.weight"; the whole name of
+    a tensor outside of layers."""
     return _BODY.sub("", hub_name, count=1)
 
 

@@ -33,8 +33,12 @@ TEMPLATE = "chat_template.jinja"  # the file that it becomes
 
 
 def small_files(values: Mapping[str, Any], where: str) -> dict[str, bytes]:
-    """Returns tokenizer, template and sampling settings as hub files, by name; without a tokenizer only the others.
+    """Returns the tokenizer, chat template and sampling settings in a GGUF file's metadata as files of a model on the
+    hub: contents by name, such as "tokenizer.json"; without a tokenizer only the others.
 
+    Args:
+        values: the metadata by key.
+        where: the name of the file, for errors.
     Raises:
         BadCheckpoint: a value is of the wrong type, or the tokenizer is of a kind that kt does not read.
     """
@@ -62,7 +66,8 @@ def small_files(values: Mapping[str, Any], where: str) -> dict[str, bytes]:
 
 
 def small_file_names(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the names of the files in the result of `small_files`, without making them."""
+    """Returns the names of the files that `small_files` makes of a GGUF file's metadata `values`, without making
+    them."""
     names = ["generation_config.json"]
     names += [TEMPLATE] * bool(values.get(_TEMPLATE))
     known = values.get(f"{_KEY}model", "no_vocab") != "no_vocab"

@@ -81,7 +81,8 @@ class MessagesBody(AnswerConstraints, kw_only=True):
     top_logprobs: Any = None
 
     def answer_options(self, settings: Settings) -> AnswerOptions:
-        """Returns the options of the answer: sampling, limits and constraints.
+        """Returns the options of the answer: sampling, limits and constraints; the model's `settings` where the request
+        has none.
 
         Raises:
             Refusal: a value cannot be used, or `max_tokens` is missing, or leaves nothing for an answer.
@@ -104,8 +105,8 @@ class MessagesBody(AnswerConstraints, kw_only=True):
         return with_tools(options, self.offered, self._choice)
 
     def chat_request(self, settings: Settings, caller: str) -> ChatRequest:
-        """Returns the messages and template variables of the conversation, in the form of OpenAI's API, which chat
-        templates know.
+        """Returns the conversation to be answered: its messages, in the form of OpenAI's API, which chat templates
+        know, and the template's variables, tools among them.
 
         Raises:
             Refusal: a message is invalid.
@@ -131,7 +132,8 @@ class MessagesBody(AnswerConstraints, kw_only=True):
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The tools that the model may call; those that a server would run itself are left out.
+        """The tools that the model may call, in the form of OpenAI's API; those that a server would run itself are left
+        out. Empty if `tool_choice` is none.
 
         Raises:
             Refusal: there are too many, or one has no name, or no schema of an object.

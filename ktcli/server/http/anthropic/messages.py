@@ -46,12 +46,12 @@ async def count_tokens(request: Request) -> Response:
 
 
 def error_of(refusal: Refusal) -> dict[str, Any]:
-    """Returns the envelope of an error."""
+    """Returns the document of an error in Anthropic's API: its type and its message."""
     return {"type": "error", "error": {"type": refusal.kind, "message": refusal.message}}
 
 
 def failed_early(body: bytes, refusal: Refusal) -> bytes:
-    """Returns the stream of a request that failed before there were any answers."""
+    """Returns the body of the stream for a request that failed before its answer began: one event with the error."""
     return _event(error_of(refusal))
 
 
@@ -76,7 +76,7 @@ class MessageReply(WireReply):
         self._stop: str | None = None
 
     def begin(self) -> bytes:
-        """Returns the beginning of a stream: the event `message_start`."""
+        """Returns the beginning of a stream: the event `message_start` as bytes."""
         return _event({"type": "message_start", "message": self._message([])})
 
     def end(self) -> bytes:
@@ -90,12 +90,12 @@ class MessageReply(WireReply):
         return _event(error_of(refusal))
 
     def whole(self) -> bytes:
-        """Returns the message as one JSON document."""
+        """Returns the answer as a message of Anthropic's API, encoded as one JSON document."""
         self._close()
         return encode(self._message(self._blocks))
 
     def refused(self, refusal: Refusal) -> bytes:
-        """Returns the JSON document of an error."""
+        """Returns the body of an error response: the JSON document of an error in Anthropic's API."""
         return encode(error_of(refusal))
 
     def _said(self, event: AnswerEvent) -> bytes:

@@ -91,7 +91,8 @@ async def _moved(state: ServerState, body: OllamaBody, said: dict[str, Any]) -> 
 
 
 def failed_early(body: bytes, refusal: Refusal) -> bytes:
-    """Returns the stream of a request that failed before there were any answers."""
+    """Returns the body of the stream for a request that failed before its answer began: one line of JSON with the
+    error."""
     return encode({"error": refusal.message}) + b"\n"
 
 
@@ -119,7 +120,8 @@ class OllamaReply(WireReply):
         self._began_s = time.monotonic()
 
     def end(self) -> bytes:
-        """Returns the last line of a stream, with the counts and times."""
+        """Returns the last line of a stream: a JSON object with `done`, the token counts, and the times in
+        nanoseconds."""
         return self._line("", "", [], self._totals())
 
     def failed(self, refusal: Refusal) -> bytes:
@@ -127,13 +129,13 @@ class OllamaReply(WireReply):
         return self.refused(refusal) + b"\n"
 
     def whole(self) -> bytes:
-        """Returns the answer as one JSON document, with the counts and times."""
+        """Returns the answer as one JSON document, with the token counts, and the times in nanoseconds."""
         more = {"logprobs": self._chances} if self._chances else {}
         totals = {**more, **self._totals()}
         return self._line(self._text, self._thoughts, self._calls, totals).rstrip()
 
     def refused(self, refusal: Refusal) -> bytes:
-        """Returns the JSON document of an error."""
+        """Returns the body of an error response: the JSON document of an error in Ollama's API."""
         return encode({"error": refusal.message})
 
     def _said(self, event: AnswerEvent) -> bytes:

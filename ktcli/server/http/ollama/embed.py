@@ -62,10 +62,10 @@ class EmbedBody(_EmbedFields):
 
     @property
     def texts(self) -> Sequence[str]:
-        """The texts; a single empty one only loads the model.
+        """The texts to embed; none if `input` is an empty string, which only loads the model.
 
         Raises:
-            Refusal: there are none.
+            Refusal: the request has no `input`.
         """
         if self.input is None:
             raise Refusal(400, "input is required", "input", "missing")

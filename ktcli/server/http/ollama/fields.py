@@ -30,7 +30,7 @@ from ktcli.text.settings import Settings
 
 
 def keep_s_of(keep_alive: float | str | None) -> float | None:
-    """Returns the seconds for which a request keeps a model in memory; None: as long as before.
+    """Returns the seconds that a model is to stay in memory by a request's `keep_alive`; None: as long as before.
 
     Raises:
         Refusal: it is not a duration.
@@ -100,17 +100,18 @@ class OllamaBody(AnswerConstraints):
 
     @property
     def keep_s(self) -> float | None:
-        """The seconds that the model is to stay in memory afterwards; None: as before."""
+        """The seconds that the model is to stay in memory after the request; None: as long as before."""
         return keep_s_of(self.keep_alive)
 
     @property
     def names(self) -> FieldNames:
-        """The names of the fields in this request, by kt's names: `options.stop` for `stop`."""
+        """What the request calls its fields, by kt's names: `options.stop` for `stop`."""
         given = (self.options or Options()).given_constraints()
         return FieldNames(_NAMES, **{name: f"options.{name}" for name in given})
 
     def answer_options(self, settings: Settings) -> AnswerOptions:
-        """Returns the options of the answer: sampling, limits and constraints.
+        """Returns the options of the answer: sampling, limits and constraints; the model's `settings` where the request
+        has none.
 
         Raises:
             Refusal: a value cannot be used.
@@ -134,7 +135,8 @@ class OllamaBody(AnswerConstraints):
         return with_form(options, self._form(), names)
 
     def context(self, most: int) -> int | None:
-        """Returns the most tokens of the prompt and the answer together, where the request says how many.
+        """Returns the most tokens of the prompt and the answer together, as the request's `num_ctx` limits them; None:
+        it does not.
 
         Args:
             most: the context of the model, which holds where more are asked for.
@@ -143,10 +145,12 @@ class OllamaBody(AnswerConstraints):
         return None if asked is None else min(asked, most)
 
     def within(self, options: AnswerOptions, tokens: int, most: int) -> AnswerOptions:
-        """Returns the options of an answer that has room with its prompt, see `context`.
+        """Returns `options` with the tokens of the answer limited to what the prompt leaves of the request's `num_ctx`,
+        see `context`; as they are if it has none.
 
         Args:
             tokens: of the prompt.
+            most: the context of the model.
         Raises:
             ContextFull: there is no room for an answer.
         """
@@ -168,7 +172,8 @@ class OllamaBody(AnswerConstraints):
         return Form.of_object("format") if is_json else Form.of_schema(self.format, "format")
 
     def variables(self, settings: Settings) -> dict[str, Any]:
-        """Returns the variables of the chat template."""
+        """Returns the variables of the chat template, by name: those of the settings, and whether and how much to think
+        as the request says."""
         if self.think is None:
             return settings.variables
         thinking = self.think is not False and self.think != "none"
@@ -185,7 +190,11 @@ class OllamaChatBody(OllamaBody):
     parallel_tool_calls: bool | None = None
 
     def chat_options(self, settings: Settings) -> AnswerOptions:
-        """Returns the options of the answer, see `answer_options`."""
+        """Returns the options of the answer: those of `answer_options`, and the tools that the model may call.
+
+        Raises:
+            Refusal: a value cannot be used.
+        """
         choice = choice_of(self.tool_choice, self.parallel_tool_calls)
         return with_tools(self.answer_options(settings), self._offered, choice, self.names)
 
@@ -195,7 +204,7 @@ class OllamaChatBody(OllamaBody):
         return functions(self.tools, self.tool_choice)
 
     def chat_request(self, settings: Settings, caller: str) -> ChatRequest:
-        """Returns the messages and template variables of the conversation.
+        """Returns the conversation to be answered: its messages, and the template's variables, tools among them.
 
         Raises:
             Refusal: a message is invalid.
@@ -221,7 +230,8 @@ class GenerateBody(OllamaBody):
     images: list[str] | None = None
 
     def chat_request(self, settings: Settings, caller: str) -> ChatRequest:
-        """Returns the messages and template variables of the prompt.
+        """Returns the prompt as a conversation: a system message if there is a system text, the prompt as a user
+        message, and the template's variables.
 
         Raises:
             Refusal: a field is not supported.

@@ -40,7 +40,7 @@ class ModelAsked(msgspec.Struct):
 
     @property
     def said(self) -> str:
-        """The name of the model, in either field."""
+        """The name of the model: the field `model`, or `name` if that is empty."""
         return self.model or self.name
 
 

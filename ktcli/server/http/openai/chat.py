@@ -229,14 +229,15 @@ _CHUNK = "chat.completion.chunk"
 
 
 def chance_of(tokenizer: Tokenizer, token: Token) -> dict[str, Any]:
-    """Returns the log probabilities of a token and of the likeliest ones, in the form of chat completions."""
+    """Returns a token with its log probability, and the likeliest tokens with theirs in `top_logprobs`, as an entry of
+    a chat completion's `logprobs`."""
     assert token.chosen is not None
     likeliest = [candidate_of(tokenizer, each) for each in token.likeliest]
     return {**candidate_of(tokenizer, token.chosen), "top_logprobs": likeliest}
 
 
 def candidate_of(tokenizer: Tokenizer, candidate: Candidate) -> dict[str, Any]:
-    """Returns a token and its log probability, in the form of chat completions."""
+    """Returns the text of a token, its log probability and its bytes, in the form of chat completions."""
     data = tokenizer.bytes_of(candidate.id) if tokenizer.byte_level else b""
     text = (
         data.decode("utf-8", "replace") if data else tokenizer.decode([candidate.id], special=True)

@@ -34,10 +34,10 @@ class EmbeddingsBody(msgspec.Struct):
 
     @property
     def texts(self) -> list[Text]:
-        """The texts, each as text or token ids.
+        """The texts to embed, each a string or a list of token ids.
 
         Raises:
-            Refusal: there are none, or they are neither.
+            Refusal: there are none, or one is neither.
         """
         said = self.input
         if said is None or said == []:
@@ -46,7 +46,12 @@ class EmbeddingsBody(msgspec.Struct):
         return [_text(each) for each in (said if isinstance(said, list) and several else [said])]
 
     def require_known(self) -> None:
-        """Raises an error if a field asks for something that kt does not support. Raises: Refusal: one does."""
+        """Raises an error if a field asks for something that kt does not support: another encoding than float and
+        base64, or truncation.
+
+        Raises:
+            Refusal: one does.
+        """
         if self.encoding_format not in (None, *FORMATS):
             raise bad_field(
                 "encoding_format", f"must be float or base64, not {self.encoding_format[:40]!r}"
@@ -95,5 +100,5 @@ def _in_numbers(number: int, vector: F32Array) -> bytes:
 
 
 def numbers(vector: F32Array) -> bytes:
-    """Returns a vector as a JSON list."""
+    """Returns a vector as a JSON list of numbers, encoded."""
     return encode(vector.tolist())

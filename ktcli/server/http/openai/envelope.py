@@ -25,12 +25,12 @@ FINISH = {
 
 
 def line(document: Any) -> bytes:
-    """Returns an event of a stream."""
+    """Returns a document as one server-sent event of a stream: its JSON behind `data: `."""
     return b"data: " + encode(document) + b"\n\n"
 
 
 def error_of(refusal: Refusal) -> dict[str, Any]:
-    """Returns the envelope of an error."""
+    """Returns the document of an error in OpenAI's API: `error` with its message, type, field and code."""
     said = {
         "message": refusal.message,
         "type": refusal.kind,
@@ -41,7 +41,8 @@ def error_of(refusal: Refusal) -> dict[str, Any]:
 
 
 def failed_stream(body: bytes, refusal: Refusal) -> bytes:
-    """Returns the stream of a request that failed before there were any answers."""
+    """Returns the body of the stream for a request that failed before its answers began: an event with the error, then
+    `[DONE]`."""
     return line(error_of(refusal)) + DONE
 
 
@@ -58,12 +59,13 @@ class OpenAIReply(WireReply):
         return failed_stream(b"", refusal)
 
     def refused(self, refusal: Refusal) -> bytes:
-        """Returns the JSON document of an error."""
+        """Returns the body of an error response: the JSON document of an error in OpenAI's API."""
         return encode(error_of(refusal))
 
 
 def usage(generation: Generation | Generations, thought_tokens: int) -> dict[str, Any]:
-    """Returns the usage of a request: the tokens of its prompts and of all answers."""
+    """Returns OpenAI's `usage` of a request: the numbers of tokens of its prompts and of all answers, those from the
+    cache, and those of thoughts."""
     prompt, said = generation.prompt_tokens, generation.tokens
     return {
         "prompt_tokens": prompt,
@@ -78,7 +80,8 @@ def usage(generation: Generation | Generations, thought_tokens: int) -> dict[str
 
 
 def timings(stats: Stats) -> dict[str, float]:
-    """Returns the counts and durations of an answer under llama.cpp's names, in milliseconds."""
+    """Returns llama.cpp's `timings` of an answer: its numbers of tokens, times in milliseconds, and tokens per second,
+    by name."""
     n, ms = stats.prefilled_tokens, 1000 * stats.prompt_s
     said, said_ms = stats.tokens, 1000 * stats.eval_s
     return {

@@ -49,7 +49,11 @@ class ChatBody(Sampled):
     add_generation_prompt: bool | None = None
 
     def chat_options(self, settings: Settings) -> AnswerOptions:
-        """Returns the options of the answer, see `answer_options`."""
+        """Returns the options of the answer: those of `answer_options`, and the tools that the model may call.
+
+        Raises:
+            Refusal: a value cannot be used.
+        """
         chances = logprobs_of(self.logprobs, self.top_logprobs)
         most, names = self.max_tokens, OWN_NAMES
         if self.max_completion_tokens is not None:
@@ -59,7 +63,7 @@ class ChatBody(Sampled):
         return with_tools(options, tools, choice_of(self.tool_choice, self.parallel_tool_calls))
 
     def chat_request(self, settings: Settings, caller: str) -> ChatRequest:
-        """Returns the messages and template variables of the conversation.
+        """Returns the conversation to be answered: its messages, and the template's variables, tools among them.
 
         Raises:
             Refusal: a message is invalid.
@@ -96,7 +100,7 @@ class ChatBody(Sampled):
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The tools that the model may call.
+        """The tools that the model may call, as the request has them; empty if its `tool_choice` is none.
 
         Raises:
             Refusal: one of them is invalid, or there are too many.
@@ -113,7 +117,11 @@ class TextBody(Sampled):
     suffix: str | None = None
 
     def text_options(self, settings: Settings) -> AnswerOptions:
-        """Returns the options of the answer, see `answer_options`."""
+        """Returns the options of the completion: those of `answer_options`, for plain text without a chat format.
+
+        Raises:
+            Refusal: a value cannot be used.
+        """
         if self.logprobs is not None:
             require_within("logprobs", self.logprobs, 0, LOGPROBS_MOST)
         if self.suffix and self.echo:
@@ -125,10 +133,10 @@ class TextBody(Sampled):
         return replace(options, plain=True, prompt_logprobs=self.logprobs)
 
     def prompts(self) -> list[str | list[int]]:
-        """Returns the prompts, each as text or token ids.
+        """Returns the prompts to be continued, each a string or a list of token ids.
 
         Raises:
-            Refusal: they are neither, or there are too many.
+            Refusal: one is neither, or there are too many.
         """
         said = self.prompt
         is_list = isinstance(said, list) and said and isinstance(said[0], str | list)
@@ -152,14 +160,16 @@ def _prompt(said: Any) -> str | list[int]:
 
 
 def token_ids(said: Any) -> list[int]:
-    """Returns a list of token ids, some of which may be written as floats; []: it is something else."""
+    """Returns the token ids in a JSON list of integers, some of which may be written as floats; []: `said` is something
+    else."""
     found = said if isinstance(said, list) else []
     found = [int(each) if isinstance(each, float) and each.is_integer() else each for each in found]
     return found if all(type(each) is int for each in found) else []
 
 
 def effort_variables(effort: str | None) -> dict[str, Any]:
-    """Returns the template variables of a reasoning effort; None: the model's default."""
+    """Returns the variables of the chat template, by name, that ask for a reasoning effort; none if it is None: the
+    model's default."""
     if effort is None:
         return {}
     thinks = effort not in ("none", "minimal")
@@ -168,10 +178,10 @@ def effort_variables(effort: str | None) -> dict[str, Any]:
 
 
 def own_variables(said: dict[str, Any] | None) -> dict[str, Any]:
-    """Returns the template variables that a client sets itself.
+    """Returns the variables of the chat template, by name, that a client sets itself; none if `said` is None.
 
     Raises:
-        Refusal: one of them is the renderer's.
+        Refusal: the server sets one of them.
     """
     for name in said or ():
         if is_reserved(name):
@@ -183,14 +193,18 @@ def own_variables(said: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def choice_of(said: str | dict[str, Any] | None, parallel: bool | None) -> ToolChoice:
-    """Returns the choice that `tool_choice` and `parallel_tool_calls` ask for. Raises: Refusal: it is none."""
+    """Returns how the tools may be used, as `tool_choice` and `parallel_tool_calls` say.
+
+    Raises:
+        Refusal: `tool_choice` is not a valid choice.
+    """
     function = said.get("function") if isinstance(said, dict) else None
     named = function.get("name") if isinstance(function, dict) else None
     return ToolChoice.of(said, named, parallel)
 
 
 def functions(tools: list[dict[str, Any]] | None, choice: Any) -> list[dict[str, Any]]:
-    """Returns the tools of a request, checked; none of them where its choice of tools is "none".
+    """Returns the tools of a request, checked but unchanged; none of them where its choice of tools is "none".
 
     Raises:
         Refusal: one names no function, or its parameters are not the schema of an object, or there are too many.

@@ -40,7 +40,8 @@ class OutputItems:
         self._chances: list[Item] = []  # of tokens whose text did not come yet
 
     def take(self, said: Said) -> bytes:
-        """Adds pieces of the answer; returns the stream's events for them."""
+        """Adds pieces of the answer to the items; returns the server-sent events that say so, as bytes of the
+        stream."""
         if said.token is not None and any(_is_thought(each) for each in said.events):
             self.thought_tokens += 1
         elif said.token is not None and said.token.chosen is not None:
@@ -51,7 +52,8 @@ class OutputItems:
         )
 
     def close(self, status: str = "completed") -> bytes:
-        """Ends the last item; returns the stream's events for that."""
+        """Ends the last item, with this status; returns the server-sent events that say so, empty if no item is
+        open."""
         if not self._is_open:
             return b""
         self._is_open = False

@@ -109,25 +109,31 @@ class ResponseBody(Sampled):
 
     @property
     def likeliest(self) -> int | None:
-        """The number of most likely tokens that are returned with each token; None: no log probabilities."""
+        """The number of most likely tokens whose log probabilities are returned with each token; None: no log
+        probabilities."""
         wanted = self.top_logprobs is not None or self.logprobs
         wanted = wanted or WITH_LOGPROBS in (self.include or ())
         return (self.top_logprobs or 0) if wanted else None
 
     @property
     def own_items(self) -> list[dict[str, Any]]:
-        """The items of the request itself."""
+        """The input items of the request itself, without those of earlier responses; a text is one user message."""
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}] if self.input else []
         return self.input
 
     @property
     def seals(self) -> bool:
-        """Whether encrypted thoughts are requested, too."""
+        """Whether the request asks for the thoughts in encrypted form as well."""
         return WITH_SEALED in (self.include or ())
 
     def response_options(self, settings: Settings) -> AnswerOptions:
-        """Returns the options of the answer, see `answer_options`."""
+        """Returns the options of the answer: those of `answer_options`, the format of its text, and the tools that the
+        model may call.
+
+        Raises:
+            Refusal: a value cannot be used.
+        """
         self._refuse_what_is_not_there()
         require_metadata(self.metadata or {})
         for name in ("safety_identifier", "prompt_cache_key"):
@@ -151,7 +157,7 @@ class ResponseBody(Sampled):
     def chat_request(
         self, settings: Settings, caller: str, turn: Turn | None = None
     ) -> ChatRequest:
-        """Returns the messages and template variables of the conversation.
+        """Returns the conversation to be answered: its messages, and the template's variables, tools among them.
 
         Args:
             turn: what is to be answered; None: the items of the request alone.
@@ -177,7 +183,8 @@ class ResponseBody(Sampled):
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The functions that the model may call; tools that a server would run itself are left out.
+        """The functions that the model may call, in the form of chat completions; tools that a server would run itself
+        are left out. Empty if `tool_choice` is none.
 
         Raises:
             Refusal: there are too many, or one has no name, or parameters of another kind than objects.
@@ -217,10 +224,10 @@ class ResponseBody(Sampled):
 
 
 def require_metadata(said: Mapping[str, Any]) -> None:
-    """Checks the limits that OpenAI's API has for metadata, which each response repeats.
+    """Raises an error if a request's metadata exceeds the limits of OpenAI's API: each response repeats it.
 
     Raises:
-        Refusal: there are more or longer entries.
+        Refusal: there are too many entries, or one is too long.
     """
     require_at_most("metadata", len(said), METADATA_MOST)
     for name, value in said.items():

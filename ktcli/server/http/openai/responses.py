@@ -36,11 +36,12 @@ _SCHEMA = {"description": None, "strict": None}
 def response_document(
     body: ResponseBody, model: str, id: str = "", sampling: SamplingSettings | None = None
 ) -> dict[str, Any]:
-    """Returns the document of a response in progress.
+    """Returns the response object of OpenAI's API, by field, for an answer in progress: its output is empty.
 
     Args:
+        body: the request, whose fields it repeats.
         id: its id without `resp_`; empty: a random one.
-        sampling: that is used; None: the request failed before that was known.
+        sampling: the settings that are used; None: the request failed before they were known.
     """
     used = sampling or SamplingSettings()
     effort = None if body.reasoning is None else body.reasoning.effort
@@ -83,7 +84,7 @@ def response_document(
 
 
 def failure(refusal: Refusal) -> dict[str, Any]:
-    """Returns the fields of a response that failed."""
+    """Returns the fields `status` and `error` of the response object for a request that failed."""
     error = {"code": refusal.code or "server_error", "message": refusal.message}
     return {"status": "failed", "error": error}
 
@@ -136,7 +137,8 @@ class EventStream:
         self._number = 0
 
     def event(self, kind: str, **about: Any) -> bytes:
-        """Returns the next event."""
+        """Returns the next server-sent event of the stream: its `kind`, the next sequence number, and further
+        fields."""
         said = {"type": kind, "sequence_number": self._number, **about}
         self._number += 1
         return f"event: {kind}\ndata: ".encode() + encode(said) + b"\n\n"
@@ -175,7 +177,8 @@ class ResponseReply(OpenAIReply):
         return b""
 
     def end(self) -> bytes:
-        """Returns the end of a stream: `response.completed`, or `response.incomplete` if the answer was cut off."""
+        """Returns the end of a stream: `response.completed`, or `response.incomplete` if the answer was cut off; stores
+        the response."""
         name = "response.incomplete" if self._cut else "response.completed"
         return self._stream.event(name, response=msgspec.Raw(self._finished()))
 
@@ -186,11 +189,11 @@ class ResponseReply(OpenAIReply):
         return self._stream.event("response.failed", response=document)
 
     def whole(self) -> bytes:
-        """Returns the finished response as one JSON document."""
+        """Returns the finished response object as one JSON document, and stores it."""
         return self._finished()
 
     def refused(self, refusal: Refusal) -> bytes:
-        """Returns the JSON document of an error."""
+        """Returns the body of an error response: the JSON document of an error in OpenAI's API; nothing is stored."""
         self._place.give_up()
         return super().refused(refusal)
 
@@ -221,7 +224,8 @@ class ResponseReply(OpenAIReply):
 
 
 def failed_early(body: bytes, refusal: Refusal) -> bytes:
-    """Returns the stream of a request that failed before there were any answers."""
+    """Returns the body of the stream for a request that failed before its answer began: the events `response.created`
+    and `response.failed`."""
     asked = msgspec.json.decode(body, type=ResponseBody)
     return _failed_stream(asked, asked.model, refusal)
 

@@ -90,11 +90,11 @@ class Sampled(AnswerConstraints):
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
+        """Whether the request wants a stream to end with its token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def sampling(self, own: SamplingSettings, names: FieldNames = OWN_NAMES) -> SamplingSettings:
-        """Returns the model's own sampling settings, overridden by those of the request.
+        """Returns the sampling settings of the answer: the model's `own`, overridden by those of the request.
 
         Args:
             names: what the request calls the fields.
@@ -128,10 +128,12 @@ class Sampled(AnswerConstraints):
         *,
         least: int = 1,
     ) -> AnswerOptions:
-        """Returns the options of the answer: sampling, limits and constraints.
+        """Returns the options of the answer: sampling, limits and constraints; the model's `settings` where the request
+        has none.
 
         Args:
             most: the most tokens, as asked for; NO_LIMIT: as many as there is room for.
+            logprobs: the number of likeliest tokens that come with each token; None: no log probabilities.
             least: the least that `most` can be.
             names: what the request calls the fields.
         Raises:
@@ -202,7 +204,7 @@ class Sampled(AnswerConstraints):
 
 
 def logprobs_of(wanted: bool | None, likeliest: int | None) -> int | None:
-    """Returns the number of likeliest tokens that come with each token; None: no log probabilities.
+    """Returns the number of likeliest tokens whose log probabilities come with each token; None: no log probabilities.
 
     Raises:
         Refusal: there are too many, or no log probabilities are wanted.

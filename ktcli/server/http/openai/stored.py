@@ -112,10 +112,11 @@ _NAMED = "what previous_response_id and the item references name"
 
 
 async def turn_of(request: Request, body: ResponseBody) -> Turn:
-    """Returns the items of a request, those before it first, with the items themselves for references to them.
+    """Returns the conversation that a request asks to have answered: its items, with stored ones in place of
+    references, and the items of the stored responses that it continues.
 
     Raises:
-        Refusal: something that it names is not kept, or is too large with everything else.
+        Refusal: something that it names is not stored, or is too large with everything else.
     """
     state, owner = state_of(request), owner_of(request)
     items = body.own_items
@@ -134,7 +135,8 @@ async def turn_of(request: Request, body: ResponseBody) -> Turn:
 
 
 def slot_of(request: Request, body: ResponseBody, turn: Turn, id: str) -> KeptSlot:
-    """Returns the slot of a response that begins; with `store: false` it is not stored.
+    """Reserves a place in the store for a response that begins, and returns its slot; with `store: false` the slot
+    stores nothing.
 
     Args:
         id: the id of the response.

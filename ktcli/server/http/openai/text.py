@@ -55,14 +55,16 @@ async def completions(request: Request) -> Answering:
 
 
 def infill_options(model: ServedModel, options: AnswerOptions) -> AnswerOptions:
-    """Returns the options of a text between two others, which ends where the next file would begin."""
+    """Returns `options` for an answer that is the text between two others: it also ends where the model would begin the
+    next file."""
     infill = model.prompts.infill
     ends = frozenset() if infill is None else infill.ends
     return replace(options, plain=True, stop_ids=options.stop_ids | ends)
 
 
 def continuation(prompt: str | list[int], caller: str, suffix: str) -> PromptSource:
-    """Returns a function that makes the prompt of a text or of ids that are gone on with, or filled up to a suffix."""
+    """Returns a function that makes the prompt with which a model continues a text or token ids or, with a suffix,
+    writes what comes between a text and the suffix."""
 
     def make(prompts: PromptMaker) -> EncodedPrompt:
         if suffix:

@@ -62,7 +62,7 @@ async def root(request: Request) -> Response:
 
 
 async def part(request: Request) -> Response:
-    """Returns a file of the page."""
+    """Responds with the file of the chat page that the path names. Raises: Refusal: there is none."""
     name = request.path_params["name"]
     if name not in PARTS:
         raise no_path(request)

@@ -30,7 +30,7 @@ class Library:
 
     @property
     def files(self) -> list[tuple[str, str, str]]:
-        """Returns of each file its path in the package, its name in `vendor/`, and its SHA-256."""
+        """The files of the library as (path in the npm package, name in `vendor/`, SHA-256 in hexadecimal)."""
         return [(path, self._name_of(path), sha256) for path, sha256 in self.sources.items()]
 
     def _name_of(self, path: str) -> str:
