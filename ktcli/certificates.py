@@ -17,11 +17,11 @@ VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 
 
 def authorities() -> Path:
-    """Returns the file or folder with the certificates of the authorities that TLS connections trust: that of
-    SSL_CERT_FILE or REQUESTS_CA_BUNDLE, else the system's, else certifi's.
+    """Returns the file or folder with the certificates of the authorities that TLS connections trust: that of the
+    environment variable SSL_CERT_FILE or REQUESTS_CA_BUNDLE, else the system's, else certifi's.
 
     Raises:
-        UsageError: a variable names one without certificates.
+        UsageError: the variable names a file or folder without certificates.
     """
     if (named := _named()) is not None:
         return _checked(*named)
@@ -36,7 +36,7 @@ def authorities() -> Path:
 
 
 def context() -> ssl.SSLContext:
-    """Returns an SSL context that trusts the certificate authorities of `authorities`. Raises: UsageError: as there."""
+    """Returns an SSL context that trusts the certificates of `authorities`. Raises: UsageError: see there."""
     found = str(authorities())
     folder = os.path.isdir(found)
     return ssl.create_default_context(
@@ -45,8 +45,8 @@ def context() -> ssl.SSLContext:
 
 
 def environment() -> dict[str, str]:
-    """Returns the environment variable, name and value, by which a child process trusts the same certificate
-    authorities; {}: those of the system.
+    """Returns {"SSL_CERT_FILE": path}, for a folder {"SSL_CERT_DIR": path}, with which a child process trusts the same
+    certificate authorities; {} if no environment variable names any.
     """
     if (named := _named()) is None:
         return {}

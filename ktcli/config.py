@@ -82,7 +82,7 @@ class Stated:
         """Raises an error if the line of the settings file for this setting cannot be read.
 
         Raises:
-            UsageError: it cannot, and the default would be another place than a person meant.
+            UsageError: it cannot be read, so the default might not be what the user meant.
         """
         if self.fault:
             raise UsageError(
@@ -111,7 +111,7 @@ def value(name: str) -> Any:
     """Returns the value of the setting called `name`, from the environment or the settings file; None: it is not set.
 
     Raises:
-        UsageError: what is written there makes no sense.
+        UsageError: the text is not a value of this setting, or its line in the file cannot be read.
     """
     return stated(name).value
 
@@ -134,8 +134,8 @@ def home() -> Path:
     """Returns the absolute path of the folder of the library of models; it need not exist yet.
 
     Raises:
-        UsageError: the setting names something that is not a folder, or one whose parent is not there, as when a disk
-            is not mounted; or there was a library, and none is there; or its line cannot be read.
+        UsageError: the path is not a folder; a library that was there before, or the parent of a folder that the
+            setting names, is missing, as when a disk is not mounted; or the setting cannot be read.
     """
     said = stated("home")
     said.require()
@@ -174,11 +174,11 @@ def home() -> Path:
 
 
 def libraries() -> tuple[Path, ...]:
-    """Returns the absolute paths of the further library folders, without the own one; those that the settings name need
-    not exist.
+    """Returns the absolute paths of the further library folders: those of the setting libraries, which need not exist,
+    else SYSTEM_LIBRARY (/usr/local/share/kt) if it exists; without the user's own library.
 
     Raises:
-        UsageError: the setting names what can be none, or one's own library folder makes no sense.
+        UsageError: the setting is invalid, or `home` raises it.
     """
     said = stated("libraries")
     said.require()
@@ -189,7 +189,7 @@ def libraries() -> tuple[Path, ...]:
 
 
 def forced_isa() -> str | None:
-    """Returns the name of the row of kernels (instruction set) that KT_ISA forces, None if unset; the native library
+    """Returns the name of the instruction set that KT_ISA forces for the kernels, None if unset; the native library
     checks it.
     """
     return stated("isa").text or None

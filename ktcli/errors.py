@@ -151,8 +151,8 @@ def interrupted(said: str) -> Iterator[None]:
 
 @contextmanager
 def refusals(said: str, *, hint: str = "") -> Iterator[None]:
-    """Opens a context in which an OSError becomes a KtError whose message begins with `said`: "cannot write FILE: no
-    space left on device".
+    """Opens a context in which an OSError becomes a KtError whose message is `said` and the system's reason: "cannot
+    write FILE: no space left on device".
     """
     try:
         yield

@@ -38,7 +38,7 @@ def is_missed(home: Path, *, named: bool) -> bool:
     """Returns whether a library folder that was recorded before is gone, most likely because its disk is not mounted.
 
     Args:
-        named: whether somebody said that it is there, so that its absence is a surprise.
+        named: whether a setting names the folder: then it also counts as gone if its disk is mounted.
     """
     if _holds_something(home):
         return False

@@ -20,7 +20,7 @@ _stoppable: list[bool] = []  # not empty: in `stoppable`, in the main thread
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
     """Opens a context in which Ctrl-C raises KeyboardInterrupt at once, also where an `Interrupt` would only set a
-    flag; for the main thread.
+    flag. Outside the main thread it changes nothing.
     """
     mine = threading.current_thread() is threading.main_thread()
     if mine:

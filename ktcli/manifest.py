@@ -133,7 +133,9 @@ class Manifest:
 
     @property
     def records(self) -> tuple[FileRecord, ...]:
-        """The records (name, size, hash) of all files that the manifest lists, small ones first."""
+        """The records (name, size, hash) of all files that the manifest lists, the small files beside the weights
+        first.
+        """
         return (*self.extras, *self.files)
 
     @property
@@ -159,8 +161,8 @@ class Manifest:
         return replace(self, files=())
 
     def encode(self, *, indent: int | None = 1) -> bytes:
-        """Returns the manifest as the bytes of its JSON file, those of a pack with a hash of its own bytes; `indent`
-        None: one line.
+        """Returns the manifest as the bytes of its JSON file; that of a pack contains a hash of its own bytes.
+        `indent`: as for `json.dumps`; None: one line.
         """
         source: dict[str, Any] = {
             "hub": self.hub or None,
@@ -223,9 +225,9 @@ def parse(data: bytes, kind: str = PACK) -> Manifest:
     """Returns the manifest in the JSON bytes `data`.
 
     Args:
-        kind: CHECKPOINT or PACK: whose manifest it must be.
+        kind: CHECKPOINT or PACK, the kind that the manifest must have.
     Raises:
-        ValueError: it is none of this kind, or one of another version; the message completes "it …".
+        ValueError: the data is no manifest of this kind and version; the message completes "it …".
     """
     document = smallfiles.json_object(data, parse_int=_integer)
     version = document.get(_MARKS[kind])
@@ -281,7 +283,7 @@ def parse_record(row: object) -> FileRecord:
     """Returns the record of one file (name, size, hash, errors) from its JSON object in a manifest.
 
     Raises:
-        ValueError: a field is missing or makes no sense.
+        ValueError: a field is missing or invalid.
     """
     if not isinstance(row, dict):
         raise ValueError("has a file that is not an object")

@@ -159,8 +159,8 @@ class Output:
         """Prints the result of a command: `document` with --json, else `text` (or its return value).
 
         Args:
-            exact: whether `text` is for programs: none of its lines is broken, and where it goes to no terminal
-                nothing of it is made visible either.
+            exact: whether `text` is for programs: its lines are not broken, and off a terminal its control characters
+                stay as they are.
         """
         if self.mode is Mode.JSON:
             sys.stdout.write(_document(document, indent=2) + "\n")
@@ -193,7 +193,7 @@ class Output:
         right: Sequence[int] = (),
     ) -> str:
         """Returns the text of a table with aligned columns, for the width of the terminal that standard output goes to;
-        see `table`.
+        see `terminaltext.table`.
         """
         return table(rows, head, right=right, width=self.width)
 
@@ -224,7 +224,9 @@ class Output:
         self._tell("warning:", "yellow", text, hint)
 
     def error(self, error: KtError) -> None:
-        """Prints an error and its hint to standard error; with --json also a document on standard output."""
+        """Prints an error and its hint to standard error; with --json also a document on standard output: {"error":
+        {"type", "message", "hint", "exit_code"}}.
+        """
         self._tell("error:", "red", safe(error), error.hint)
         if self.mode is Mode.JSON:
             told = {"message": str(error), "hint": error.hint, "exit_code": error.exit_code}
@@ -287,8 +289,8 @@ class Output:
         return answer.strip().lower() in ("y", "yes")
 
     def agree(self, offer: Iterable[str], command: str) -> None:
-        """Shows an offer of what is about to be pulled for another command and asks the user; returns if they agree,
-        else raises.
+        """Prints the lines of an offer, what is about to be pulled for another command, and asks the user unless --yes
+        was given; returns if they agree, else raises.
 
         Raises:
             UsageError: there is no terminal to ask on; the hint has `command`, which pulls it.
@@ -310,7 +312,7 @@ class Output:
         """Asks for a number from 1 to `most` on the terminal; returns that number, 1 if the user only presses Enter.
 
         Raises:
-            UsageError: the answer is none of them.
+            UsageError: the answer is not such a number.
         """
         sys.stderr.write(f"{safe(question)} [1] ")
         sys.stderr.flush()

@@ -75,7 +75,7 @@ class SamplingSettings:
         """Raises an error if there are biases of tokens that a vocabulary of `vocab` ids does not have.
 
         Raises:
-            UsageError: there is one.
+            UsageError: a biased token id is not in the vocabulary.
         """
         if bad := next((id for id, _ in self.logit_bias if id >= vocab), None):
             raise UsageError(

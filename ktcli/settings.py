@@ -165,8 +165,8 @@ class Setting:
         return self.help.split(". ")[0].rstrip(".")
 
     def read_option(self, text: str) -> Any:
-        """Returns the parsed value of the setting from the text of its command-line option. Raises: UsageError: it can
-        have no such value.
+        """Returns the parsed value of the setting from the text of its command-line option. Raises: UsageError: `text`
+        is not a value of this setting.
         """
         return self.read(text, self.option, "leave it out")
 
@@ -174,10 +174,10 @@ class Setting:
         """Returns the parsed value of the setting from a text.
 
         Args:
-            source: where it was said, for the sentence: "KT_THREADS".
-            undo: the command that takes it back.
+            source: where the text is from, for the error's sentence: "KT_THREADS".
+            undo: the command that removes it, for the hint.
         Raises:
-            UsageError: it can have no such value.
+            UsageError: `text` is not a value of this setting.
         """
         try:
             return self.domain.read(text)

@@ -90,13 +90,13 @@ def path() -> Path:
 
 
 def shown(of: Path) -> str:
-    """Returns a path as a user writes it: with ~ for their home folder."""
+    """Returns a path as text, with ~ for the user's home folder."""
     home = os.path.expanduser("~")
     return f"~{str(of)[len(home) :]}" if str(of).startswith(f"{home}/") else str(of)
 
 
 def read(of: Path) -> SettingsFile:
-    """Returns the settings in a file, with the errors in it; no settings if it does not exist, or is /dev/null."""
+    """Returns the settings in a file, and the errors in it; neither if it does not exist, or is /dev/null."""
     try:
         found = os.stat(of)
     except FileNotFoundError:
@@ -293,7 +293,7 @@ def _checked(key: str, value: object) -> str:
 
 
 def complaint(of: Path) -> str:
-    """Returns a sentence about the errors in the settings file at a path; empty if there are none."""
+    """Returns a sentence with the first three errors in the settings file at a path; empty if there are none."""
     faults = read(of).faults
     if not faults:
         return ""
@@ -310,7 +310,7 @@ def change(of: Path, setting: Setting, text: str | None) -> None:
     Args:
         text: the new value, checked; None: the setting goes back to its default.
     Raises:
-        UsageError: the file is none that a line can be changed in. KtError: it cannot be written.
+        UsageError: a line of this file cannot be changed safely. KtError: it cannot be written.
     """
     if text is not None and setting.domain.bare:
         text = str(setting.domain.read(text))  # as TOML writes it
@@ -328,7 +328,7 @@ def write(of: Path, text: str) -> None:
     """Writes a text into a settings file, atomically.
 
     Raises:
-        KtError: the system refuses.
+        KtError: the file cannot be written.
     """
     target = Path(os.path.realpath(of))
     smallfiles.make_folder(target.parent, *_ELSEWHERE)
@@ -337,7 +337,7 @@ def write(of: Path, text: str) -> None:
 
 
 def template() -> str:
-    """Returns the text of a settings file without settings: every one is a comment."""
+    """Returns the text of a new settings file, in which every setting is in a comment."""
     parts = [HEADING]
     for setting in TABLE:
         if setting.kept:

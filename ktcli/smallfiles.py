@@ -42,10 +42,10 @@ class NotSmall(OSError):
 
 
 def read_bounded(path: Path, most: int) -> bytes:
-    """Returns the bytes of a regular file, which may be at most `most`.
+    """Returns the bytes of a regular file, at most `most`.
 
     Raises:
-        NotSmall: it has more, or it is no plain file. OSError: it cannot be read.
+        NotSmall: the file has more, or is no regular file. OSError: the file cannot be read.
     """
     data = _read(path, most + 1, os.O_NONBLOCK)
     if len(data) > most:
@@ -85,9 +85,9 @@ def json_object(data: bytes | str, **hooks: Any) -> dict[str, Any]:
     """Returns the object in a JSON text as a dict, nested at most MAX_NESTING levels deep.
 
     Args:
-        hooks: arguments of `json.loads`: how numbers are parsed.
+        hooks: further arguments of `json.loads`, such as `parse_float`.
     Raises:
-        ValueError: it is something else; the message completes a sentence about the file ("is not JSON: …").
+        ValueError: the text is no such object; the message completes a sentence about the file ("is not JSON: …").
     """
     if isinstance(data, str):
         lists = data.count("[") + data.count("{")
@@ -110,8 +110,8 @@ def json_object(data: bytes | str, **hooks: Any) -> dict[str, Any]:
 
 
 def known_object(path: Path, most: int) -> dict[str, Any]:
-    """Returns the object in a JSON file of at most `most` bytes as a dict; {} if it is missing, cannot be read, or is
-    something else.
+    """Returns the object in a JSON file of at most `most` bytes as a dict; {} if it is missing, cannot be read, or
+    holds no object.
     """
     try:
         return json_object(read_bounded(path, most))
@@ -140,9 +140,9 @@ def write(
 
     Args:
         mode: the permissions of a new file, less those that the umask takes away.
-        tidies: whether what killed processes left of this file is removed; the whole folder is listed for that.
+        tidies: whether to remove temporary files of `path` that killed processes left, for which the folder is listed.
     Raises:
-        OSError: the system refuses; what `path` held before is still there.
+        OSError: the file cannot be written; what `path` held before is still there.
     """
     beside = path.with_name(f"{path.name}.{os.getpid()}{SUFFIX}")
     try:
@@ -162,7 +162,7 @@ def write_named(path: Path, data: bytes | str) -> None:
     directly.
 
     Raises:
-        KtError: the system refuses.
+        KtError: the file cannot be written.
     """
     target = Path(os.path.realpath(path))
     with refusals(f"cannot write {str(path)[:300]}"):
@@ -203,11 +203,11 @@ def _tidy(path: Path) -> None:
 
 
 def make_folder(path: Path, variable: str = "KT_HOME", example: str = "~/kt") -> Path:
-    """Creates the folder `path` with its parents; returns `path`; `variable` is the one with which a user sets another
-    path, named with `example` in the hint of an error.
+    """Creates the folder `path` with its parents; returns `path`. The hint of an error says to set `variable` to
+    another path, such as `example`.
 
     Raises:
-        KtError: it cannot be created or written.
+        KtError: the folder cannot be created or written.
     """
     hint = f"set {variable} to a writable folder, for example: export {variable}={example}"
     with refusals(f"cannot create the folder {path}", hint=hint):
@@ -216,9 +216,7 @@ def make_folder(path: Path, variable: str = "KT_HOME", example: str = "~/kt") ->
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Appends the bytes of a line to an existing file, and flushes it to the disk; one torn by a power cut has no
-    newline.
-    """
+    """Appends a line to an existing file and flushes it to the disk; one cut by a power failure lacks its newline."""
     _put(path, line, os.O_APPEND)
 
 
@@ -243,7 +241,7 @@ def require_room(folder: Path, need_bytes: int, what: str, where: Path | None = 
         what: what is being done, for the error's sentence: "pulling qwen3-30b-a3b".
         where: the folder that the error names; None: `folder`.
     Raises:
-        NotEnoughDisk: it has less.
+        NotEnoughDisk: the disk has less free.
     """
     if need_bytes > (free := free_bytes(folder)):
         raise NotEnoughDisk(what, need_bytes, free, str(where or folder))
@@ -297,11 +295,10 @@ def lock(
         what: what is being done, for the sentence of `Busy`: "pulling qwen3-30b-a3b".
         wait_s: the seconds to try before giving up.
         mode: the permissions of the lock file.
-        frees: whether it is held to free space, which a full disk must not prevent: it is held there all the same,
-            and nobody can read by whom.
+        frees: whether it is held to free space; then it is no error if a full disk cannot take the holder's name.
     Raises:
         Busy: another process holds it; the sentence says which.
-        KtError: the file cannot be made.
+        KtError: the lock file cannot be made or written.
     """
     make_folder(path.parent)
     descriptor = _acquire(path, what, time.monotonic() + max(wait_s, _RETRY_S), mode)
@@ -331,15 +328,17 @@ def _sign(descriptor: int, path: Path, what: str, frees: bool) -> None:
 
 
 def expect(path: Path, total_bytes: int) -> None:
-    """Writes into the lock file at `path`, which this process holds, the number of bytes that its folder will have in
-    the end.
+    """Adds to the lock file at `path`, which this process holds, the number of bytes that the folder it works on will
+    have when it is done.
     """
     with contextlib.suppress(OSError):  # for people only
         append_line(path, f"{total_bytes}\n".encode())
 
 
 def holder(path: Path) -> Holder | None:
-    """Returns the process that holds the lock file at `path`, and what it does; None if none does, or it is unknown."""
+    """Returns the process that holds the lock file at `path`, what it does, and the bytes that it expects to write;
+    None if there is none, or it is unknown.
+    """
     try:
         # A pipe in its place would block.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

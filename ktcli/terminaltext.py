@@ -26,9 +26,7 @@ _INDENT = 4  # of a cell on lines of its own
 
 
 def safe(text: object) -> str:
-    """Returns the text of an object on one line, with control characters as escapes such as a backslash and n: for
-    names from outside.
-    """
+    """Returns the text of an object on one line, with unprintable characters as escapes such as a backslash and n."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
         for c in str(text)
@@ -53,8 +51,8 @@ def table(
     Empty without rows and `head`.
 
     Args:
-        width: columns of the terminal, in which cells of the last column are broken between words, or get lines of
-            their own where little is left for them; where not even the other columns fit, rows go on in further lines.
+        width: the columns of the terminal: cells of the last column are broken between words, or stand below their row
+            if little room is left for them; if the other columns alone are too wide, rows continue on further lines.
             None: nothing is broken.
     """
     body = [[safe(cell) for cell in row] for row in rows]
@@ -132,8 +130,8 @@ def columns_of(stream: TextIO) -> int | None:
 
 
 def folded(text: str, width: int | None, indent: str = "") -> str:
-    """Returns a text whose lines are broken between words after `width` columns, the further ones after `indent`;
-    unchanged if `width` is None, or so small that the terminal itself breaks the lines.
+    """Returns a text whose lines are broken between words after `width` columns; continued lines begin with `indent`.
+    It is unchanged if `width` is None, or so small that the terminal itself breaks the lines.
     """
     if width is None or width <= len(indent) + _LEAST_ROOM:
         return text
@@ -151,8 +149,8 @@ def _words_in(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def fitted(text: str, width: int | None) -> str:
-    """Returns a text whose lines are broken between words after `width` columns, except those with colours, which are
-    as wide as they should be; unchanged if `width` is None.
+    """Returns a text whose lines are broken between words after `width` columns, except lines with colours; unchanged
+    if `width` is None.
     """
     lines = text.split("\n")
     for at, line in enumerate(lines):

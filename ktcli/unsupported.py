@@ -47,15 +47,15 @@ UNSUPPORTED = (
 
 
 def unsupported_type(model_type: str) -> UnsupportedModel | None:
-    """Returns the known but unsupported model whose model_type begins the given one (that of a config, or of its text
-    part); None: there is none.
+    """Returns the known but unsupported model with whose model_type the given one, from a config, begins ("hy_v4_moe"
+    with "hy_v4"); None if there is none.
     """
     return next((each for each in UNSUPPORTED if model_type.startswith(each.model_type)), None)
 
 
 def unsupported_named(name: str) -> UnsupportedModel | None:
-    """Returns the known but unsupported model with whose title a short name or a repository id begins, upper or lower
-    case; None: there is none.
+    """Returns the known but unsupported model whose title is the beginning of a short name, or of the name in a
+    repository id, ignoring case; None if there is none.
     """
     said = name.rpartition("/")[2].lower()
     return next((each for each in UNSUPPORTED if said.startswith(each.title.lower())), None)

@@ -105,7 +105,7 @@ class LowRank:
     @property
     def shapes(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """The shapes of the factors a and b: (count, r, k) and (count, m, r), for `count` stored matrices with k
-        inputs, of which m rows change.
+        inputs, of which m rows change, and the LoRA rank r.
         """
         count, r = self.tensor.count, self.rank
         return (count, r, self.tensor.k), (count, len(self.rows), r)
@@ -166,20 +166,20 @@ class Adapter:
         return tuple(each for pair in self.pairs for each in updates_of(pair))
 
     def values(self, pair: LoraPair) -> tuple[F32, F32]:
-        """Returns the LoRA factors A [count, r, k] and B [count, n, r] of a target with `count` matrices [n, k], f32,
-        read from the files.
+        """Returns the LoRA factors A [count, r, k] and B [count, n, r], f32, of a target with `count` matrices [n, k]
+        and LoRA rank r, read from the files.
 
         Raises:
-            BadCheckpoint: one is NaN or Inf, or a file cannot be read.
+            BadCheckpoint: a number is NaN or Inf, or a file cannot be read.
         """
         return pair.a.values(self.files), pair.b.values(self.files)
 
     def factors(self, update: LowRank) -> tuple[F32, F32]:
-        """Returns the factors a [count, r, k] and b [count, m, r] of the update of m rows of a stored tensor, f32, read
-        from the files; either may be a view that repeats one matrix.
+        """Returns the factors a [count, r, k] and b [count, m, r], f32, of an update (see `LowRank`), read from the
+        files; either may be a view that repeats one matrix.
 
         Raises:
-            BadCheckpoint: one is NaN or Inf, or a file cannot be read.
+            BadCheckpoint: a number is NaN or Inf, or a file cannot be read.
         """
         return placed(update, *self.values(update.pair))
 
@@ -205,14 +205,14 @@ class Adapter:
         that some models add to them.
 
         Raises:
-            BadCheckpoint: one is NaN or Inf, or the file cannot be read.
+            BadCheckpoint: a number is NaN or Inf, or the file cannot be read.
         """
         return decoded(gain.part, self.files)
 
     @cached_property
     def digest(self) -> str:
-        """The SHA-256 over all of the adapter's files, hexadecimal: two adapters that differ in one bit have two. Every
-        file that `hashes` does not name is read in full.
+        """The SHA-256, hexadecimal, over the names and hashes of all of the adapter's files; those that `hashes` does
+        not name are read in full.
         """
         return combined(
             (name, self.hashes.get(name) or hash_of(self.folder / name)) for name in self.names
@@ -226,8 +226,8 @@ class Adapter:
 
     @property
     def parts(self) -> dict[ModelPart, list[LoraPair]]:
-        """The adapter's LoRA pairs (A and B of one target), grouped by the part of the model that the target belongs
-        to, in the order of `pairs`.
+        """The adapter's LoRA pairs (A and B of one target) as {part of the model that the target belongs to: its
+        pairs}, in the order of `pairs`.
         """
         found: dict[ModelPart, list[LoraPair]] = {}
         for pair in self.pairs:
@@ -267,8 +267,8 @@ def updates_of(pair: LoraPair) -> Iterator[LowRank]:
 
 
 def chosen_rows(piece: TargetPiece) -> Rows:
-    """Returns the row numbers in the target's matrix of the rows that a piece holds, int32, in the order of
-    `piece.rows`.
+    """Returns, for each row of a stored tensor that a piece describes, in the order of `piece.rows`, the number of that
+    row in the target's own matrix, int32.
     """
     stored = piece.stored
     stop = stored.first + stored.rows * stored.step
@@ -287,8 +287,8 @@ def _of_heads(pair: LoraPair, piece: TargetPiece) -> LowRank:
 
 
 def placed(update: LowRank, a: NDArray[N], b: NDArray[N]) -> tuple[NDArray[N], NDArray[N]]:
-    """Returns the factors a [count, r, k] and b [count, m, r] of the update of a stored tensor, selected from the
-    factors of its LoRA pair; mostly as views.
+    """Returns the factors a [count, r, k] and b [count, m, r] of an update (see `LowRank`), selected from A and B of
+    its LoRA pair; mostly as views.
 
     Args:
         a: A of the pair, [1 or count, r, k of the target].

@@ -72,7 +72,7 @@ class Factor:
         """Returns the factor's matrices, [count, rows, columns] f32, read from the files; no number is rounded.
 
         Raises:
-            BadCheckpoint: one is NaN or Inf, or a file cannot be read.
+            BadCheckpoint: a number is NaN or Inf, or a file cannot be read.
         """
         found = [decoded(part, files) for part in self.parts]
         return self._shaped(found[0] if len(found) == 1 else np.concatenate(found))
@@ -112,7 +112,7 @@ def decoded(part: Part, files: OpenFiles) -> F32:
     """Returns the numbers of one tensor in an adapter's file as a flat f32 array; no number is rounded.
 
     Raises:
-        BadCheckpoint: one is NaN or Inf, or the file cannot be read.
+        BadCheckpoint: a number is NaN or Inf, or the file cannot be read.
     """
     entry = part.entry
     raw = files.read(Read(part.file, entry.offset, entry.size_bytes)).view(FLOATS[entry.dtype])
@@ -139,9 +139,7 @@ def encoded(values: F32, dtype: str) -> bytes:
 
 
 def as_bf16(values: F32) -> NDArray[np.uint16]:
-    """Returns the bits of the numbers in bf16, rounded to nearest even: uint16, in the shape of `values`. They are
-    converted in blocks that the CPU's cache holds: that is four times as fast as whole arrays.
-    """
+    """Returns the bits of the numbers in bf16, rounded to nearest even: uint16, in the shape of `values`."""
     bits = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint32)
     made = np.empty(bits.size, np.uint16)
     room = np.empty(min(bits.size, _ROUNDED), np.uint32)

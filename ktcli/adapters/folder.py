@@ -43,7 +43,8 @@ def read_settings(folder: Path) -> AdapterSettings:
     """Returns the settings (rank, alpha, targets …) in the adapter_config.json of a LoRA adapter's folder.
 
     Raises:
-        NotFound: there is no such folder. BadCheckpoint: it is no adapter, or of a kind that kt does not read.
+        NotFound: there is no such folder. BadCheckpoint: the folder has no adapter, or one of a kind that kt does not
+            read.
     """
     if not folder.is_dir():
         raise NotFound(f"{str(folder)[:300]} is not a folder", hint=HINT)
@@ -84,7 +85,7 @@ def open_adapter(folder: Path, model: Model, hashes: Mapping[str, str] | None = 
         hashes: the SHA-256 of files, by name, which need not be hashed anew; None: all are, when it is asked for.
     Raises:
         NotFound: there is no such folder.
-        BadCheckpoint: it is damaged, hostile, of a kind that kt does not read, or of another model.
+        BadCheckpoint: the adapter is damaged, hostile, of a kind that kt does not read, or of another model.
     """
     settings = read_settings(folder)
     names, known = files_of(folder), hashes or {}

@@ -37,7 +37,7 @@ class ListedTargets:
         "MODULE.weight" where this is a target parameter, else the module's own name.
 
         Raises:
-            BadCheckpoint: no target of the config is it.
+            BadCheckpoint: adapter_config.json lists no such target.
         """
         parameter = f"{module}.weight"
         if self._is_parameter(parameter):
@@ -47,11 +47,11 @@ class ListedTargets:
         raise self._beyond(part)
 
     def fused_key(self, name: str, part: Part) -> str:
-        """Returns `name`, the name by which `rank_pattern` and `alpha_pattern` of adapter_config.json know a parameter
-        that holds all experts.
+        """Returns `name`, which names a parameter with the matrices of all experts, also in `rank_pattern` and
+        `alpha_pattern`, after checking that adapter_config.json lists it as a target.
 
         Raises:
-            BadCheckpoint: no target of the config is it.
+            BadCheckpoint: adapter_config.json lists no such target.
         """
         if self._is_parameter(name):
             return name
@@ -59,8 +59,8 @@ class ListedTargets:
         raise self._beyond(part)
 
     def cover(self, name: str) -> None:
-        """Records that the target `name` has factors, in a file of its own, so that `notes` does not report it as
-        untrained; the config need not list it.
+        """Records that the target `name` has factors, so that `notes` does not report it as untrained;
+        adapter_config.json need not list it.
         """
         self._used.update(ends_of(name))
 
@@ -75,7 +75,7 @@ class ListedTargets:
         as a target for which there are none; () if there are none. To be called after all targets have been looked up.
 
         Raises:
-            BadCheckpoint: such a target is nowhere in the base.
+            BadCheckpoint: adapter_config.json lists a target that the base model does not have.
         """
         said = []
         if self._is_expression and self._matches is None:

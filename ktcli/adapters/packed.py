@@ -52,14 +52,14 @@ class PackedAdapter:
 
 
 def pack_adapter(adapter: Adapter, name: str, recipe: Recipe, *, exact: bool) -> PackedAdapter:
-    """Returns an adapter in memory, its factors packed as the CPU's kernels read them; all of them are read.
+    """Returns an adapter in memory, with its factors packed in the layout that the CPU's kernels read.
 
     Args:
         name: its name for people.
         recipe: the number formats of the model that it is used with.
         exact: whether factors are f32; else bf16, rounded to nearest even where they are not.
     Raises:
-        UsageError: it changes something that kernels cannot change beside the model.
+        UsageError: the adapter changes weights that the conversion rescaled by factors that it did not store.
         BadCheckpoint: a factor is NaN or Inf, or a file cannot be read.
     """
     _require_unscaled(adapter, name, recipe)
@@ -93,8 +93,9 @@ def ranks_of(adapter: Adapter) -> int:
 
 
 def product_rooms(adapter: Adapter) -> tuple[ProductRoom, ...]:
-    """Returns the sizes of an adapter's updates (ranks, inputs, outputs, matrices) for each stored tensor that they
-    change, for reserving memory on devices; routed experts are left out, and no number is read from the files.
+    """Returns one record for each stored tensor that an adapter changes, with the sizes of its updates (sum of ranks,
+    inputs, outputs, numbers of matrices), for reserving memory on devices; routed experts are left out, and no number
+    is read from the files.
     """
     found: dict[str, ProductRoom] = {}
     for update in adapter.updates:
@@ -116,8 +117,8 @@ def product_rooms(adapter: Adapter) -> tuple[ProductRoom, ...]:
 
 
 def packed_bytes(adapter: Adapter, *, exact: bool) -> tuple[int, int]:
-    """Returns the bytes that an adapter takes in memory when it is packed, as two numbers: of everything but routed
-    experts, norm gains included, and of routed experts. No number is read from the files.
+    """Returns the bytes that an adapter takes in memory when it is packed, as (bytes of everything but routed experts,
+    norm gains included; bytes of routed experts). No number is read from the files.
 
     Args:
         exact: whether factors are packed as f32; else as bf16.

@@ -68,15 +68,16 @@ def pair_up(
     parts: Mapping[str, Part],
     fused: Mapping[str, Part],
 ) -> tuple[tuple[LoraPair, ...], tuple[NewGain, ...], tuple[str, ...]]:
-    """Returns what the tensors of an adapter's files are: the LoRA pairs, in the order of the model's tensors; the norm
-    gains that are replaced; and sentences for the user about what the author may not have meant.
+    """Interprets the tensors of an adapter's files. Returns the LoRA pairs (A and B of one target), in the order of the
+    model's tensors; the norm gains that the adapter replaces; and sentences for the user about what the author may not
+    have meant.
 
     Args:
         targets: those of the base model.
         parts: the tensors of adapter_model.safetensors, by name.
         fused: those of fused_expert_lora.safetensors, by name.
     Raises:
-        BadCheckpoint: a tensor belongs nowhere, has no partner, or its shape is not that of the base.
+        BadCheckpoint: a tensor belongs to no target, lacks its A or B, or has a shape that does not fit the base.
     """
     found, listed = CollectedAdapter(), ListedTargets(settings, targets)
     for part in (*parts.values(), *fused.values()):

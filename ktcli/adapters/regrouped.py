@@ -43,8 +43,8 @@ class Regrouped:
 
 
 def halves_of(pair: LoraPair, targets: Targets, adapter: Adapter) -> Iterator[Half]:
-    """Yields a LoRA pair of routed experts as updates of targets that are modules of each expert: one as it is, or, for
-    a parameter that holds gate and up, one for each of the two with the same A.
+    """Yields the update of a LoRA pair of routed experts as updates of targets that are a module of each expert: the
+    pair itself if its target is one; for a parameter that holds gate and up, one update for each, both with the same A.
     """
     if pair.target.is_each:
         yield Half(pair.target, pair, lambda: adapter.values(pair))
@@ -64,8 +64,8 @@ def halves_of(pair: LoraPair, targets: Targets, adapter: Adapter) -> Iterator[Ha
 
 
 def whole_of(target: LoraTarget, pairs: list[LoraPair], adapter: Adapter) -> Regrouped:
-    """Returns one update of `target`, a parameter that holds all experts, that equals the updates of `pairs` together:
-    where gate and up have factors of their own, its rank is the sum of theirs.
+    """Returns the sum of the updates of `pairs` as one update of `target`, a parameter that holds all experts. Its rank
+    is the sum of the pairs' ranks, for example of gate and up.
     """
     scale = pairs[0].scale
     dtypes = {pair.dtype for pair in pairs}

@@ -89,22 +89,22 @@ class AdapterSettings:
 
     def rank_of(self, key: str) -> int:
         """Returns the LoRA rank of a module, by its name in peft: that of the first matching key of `rank_pattern`,
-        else `r`.
+        else the general rank `r`.
         """
         return self.ranks.of(key) or self.rank
 
     def alpha_of(self, key: str) -> float:
         """Returns the LoRA alpha of a module, by its name in peft: that of the first matching key of `alpha_pattern`,
-        else `lora_alpha`.
+        else the general `lora_alpha`.
         """
         found = self.alphas.of(key)
         return self.alpha if found is None else found
 
     def scale_of(self, alpha: float, rank: int) -> float:
-        """Returns the factor of the product B·A: alpha / rank, or with rsLoRA alpha / sqrt(rank).
+        """Returns the factor by which an update B·A is multiplied: alpha / rank, or with rsLoRA alpha / sqrt(rank).
 
         Raises:
-            BadCheckpoint: its magnitude is above MAX_SCALE.
+            BadCheckpoint: the factor's magnitude is above MAX_SCALE.
         """
         scale = alpha / (math.sqrt(rank) if self.rslora else rank)
         if not abs(scale) <= MAX_SCALE:
@@ -115,10 +115,11 @@ class AdapterSettings:
 
 
 def parse_settings(data: bytes) -> AdapterSettings:
-    """Returns the settings in the contents of an adapter_config.json.
+    """Returns the settings (rank, alpha, targets …) in the contents of an adapter_config.json.
 
     Raises:
-        BadCheckpoint: it is not JSON, a field makes no sense, or the adapter is of a kind that kt does not read.
+        BadCheckpoint: `data` is not JSON, a field has an invalid value, or the adapter is of a kind that kt does not
+            read.
     """
     try:
         document = smallfiles.json_object(data)

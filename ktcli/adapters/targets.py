@@ -109,8 +109,8 @@ class LoraTarget:
 
     @property
     def parameter_name(self) -> str:
-        """The name that transformers gives the target within its module, such as "gate_up_proj"; for a parameter that
-        holds all experts.
+        """The name within its module, such as "gate_up_proj", that transformers gives a target that is a parameter with
+        all experts.
         """
         name = self.name.rpartition(".")[2]
         return _GRANITE.get(name, name)
@@ -140,14 +140,14 @@ class Targets:
         return (*self.by_name, *self.norms, *self._aliases)
 
     def find(self, module: str) -> LoraTarget | None:
-        """Returns the target that an adapter means by a module's name, in any known spelling; "{e}" stands for an
-        expert's number. None: the model has no such target.
+        """Returns the target (a linear map of the base) that an adapter means by a module's name, in any known
+        spelling; "{e}" stands for an expert's number. None: the model has no such target.
         """
         return self.by_name.get(self._aliases.get(module, module))
 
     def norm(self, module: str) -> Tensor | None:
-        """Returns the stored gain of the norm that an adapter means by a module's name, in any known spelling; None:
-        the model has no such norm.
+        """Returns the stored tensor with the gain of the norm that an adapter means by a module's name, in any known
+        spelling; None: the model has no such norm.
         """
         return self.norms.get(self._aliases.get(module, module))
 
@@ -173,15 +173,15 @@ class Targets:
         return None
 
     def each_of(self, tensor: Tensor) -> tuple[LoraTarget, ...]:
-        """Returns the targets, such as gate and up, whose rows make up a stored tensor of experts, where each expert
-        has modules of its own; (): the model has no such layout of it.
+        """Returns the targets, such as gate and up, whose rows make up a stored tensor of experts; () if the model has
+        no layout in which each expert has modules of its own.
         """
         pieces = next((each for each in tensor.sources if each and EACH in each[0].name), ())
         return tuple(self.by_name[piece.name.removesuffix(".weight")] for piece in pieces)
 
     def parameter(self, tensor: Tensor) -> LoraTarget | None:
-        """Returns the target that is one parameter with all rows of a stored tensor of experts, such as gate_up_proj;
-        None: the model has no such layout of it.
+        """Returns the target that is one parameter, such as gate_up_proj, with all rows of a stored tensor of experts;
+        None: the model has no layout with such a parameter.
         """
         names = (each[0].name for each in tensor.sources if each and each[0].matrix)
         found = (self.by_name.get(name) for name in names)
@@ -189,7 +189,7 @@ class Targets:
         return next((each for each in found if each is not None and each.name.endswith(ends)), None)
 
     def nearest(self, module: str) -> str:
-        """Returns the name of the target whose spelling is most similar to a module's name, for error messages; "" if
+        """Returns the name of the model's target whose spelling is most similar to `module`, for error messages; "" if
         none is similar.
         """
         known = [name for name in self.by_name if EACH not in name]
@@ -201,8 +201,8 @@ _FUSED_NAMES = ("gate_up_proj", "up_proj", "down_proj")
 
 
 def without_number(module: str) -> tuple[str, int]:
-    """Returns the name of an expert's module with "{e}" in place of the expert's number, and the number; the name as it
-    is and -1 if it has none.
+    """Returns the name of an expert's module with "{e}" in place of the expert's number, and that number; (`module`,
+    -1) if the name has none.
     """
     found = _NUMBER.search(module)
     if found is None:
@@ -211,8 +211,9 @@ def without_number(module: str) -> tuple[str, int]:
 
 
 def rows_in(tensor: Tensor, pieces: Iterable[Stored]) -> tuple[Rows, ...]:
-    """Returns, for each piece of a checkpoint that makes up a stored tensor, the int32 row numbers of its rows in the
-    stored matrix: the pieces lie below each other, or (gate and up) alternate in panels of PANEL_ROWS rows.
+    """Returns, for each checkpoint tensor (`pieces`) that makes up a stored tensor, the numbers of its rows in the
+    stored matrix, int32. The rows of the pieces follow each other, or (gate and up) alternate in panels of PANEL_ROWS
+    rows.
     """
     found, above = [], 0
     for at, stored in enumerate(pieces):
@@ -288,5 +289,5 @@ def _aliases(names: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def own_spelling(name: str) -> str:
-    """Returns the name that transformers 5 has for a target, which has ".mlp." in place of ".block_sparse_moe."."""
+    """Returns a target's name as transformers 5 spells it, with ".mlp." in place of ".block_sparse_moe."."""
     return name.replace(_OLDER_MLP, _MLP)

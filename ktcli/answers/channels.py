@@ -57,8 +57,8 @@ class Channels:
 
     @property
     def thought(self) -> bool:
-        """Whether the message that is being read is hidden from the user, as the model's reasoning is. What is said
-        before a call, in the channel of calls but to no tool, is for the user.
+        """Whether the message being read is hidden from the user, as the model's reasoning is. Text in the channel of
+        tool calls that is addressed to no tool is for the user.
         """
         head = self._tokenizer.decode(self._channel).split()
         if self._tool or not head or head[0] == FINAL:

@@ -78,13 +78,13 @@ class AnswerReader:
     @property
     def spent(self) -> bool:
         """Whether the thought budget is used up before the thought has ended: the answer pauses there, and continues
-        behind `closing`.
+        after the ids of `closing`.
         """
         return self._budget is not None and self._budget <= 0 and self._form.thinks
 
     def closing(self) -> list[int]:
-        """Returns the ids that end the thought, which must be read next; thoughts behind them are not counted any
-        more.
+        """Returns the ids that end the thought, which must be read next; the tokens of later thoughts are not limited
+        any more.
         """
         self._budget = None
         return self._tokenizer.encode(self._form.closing)
@@ -101,7 +101,7 @@ class AnswerReader:
 
     def hears(self, id: int) -> bool:
         """Reads the next id of the answer; returns whether the answer ends with it, by a stop string or its only call,
-        or pauses, as its thought budget is used up.
+        or pauses because its thought budget is used up.
         """
         self._added.append(self._allowed(self._form.feed(id)))
         if self._budget is not None and self._form.thinks:
@@ -109,8 +109,8 @@ class AnswerReader:
         return bool(self.stopped) or self.called or self.spent
 
     def next(self) -> Added:
-        """Removes and returns the text and events that were added by the earliest id whose events were not fetched
-        yet.
+        """Returns the text and events that an id added to the answer: at each call those of the next id read by
+        `hears`.
         """
         return self._added.popleft()
 
@@ -118,8 +118,8 @@ class AnswerReader:
         """Ends the answer; returns the text and events that were held back.
 
         Args:
-            whole: whether the model itself ended the answer: a call that is whole in a thought never closed is then
-                one.
+            whole: whether the model itself ended the answer: a complete call in a thought that was never closed then
+                counts.
         """
         return Added("") if self.called else self._allowed(self._form.finish(whole=whole))
 

@@ -33,8 +33,8 @@ class StopStrings:
         return bool(self.found)
 
     def feed(self, text: str) -> str:
-        """Adds a piece of text; returns the text, held back or new, that is certainly no part of a stop string; none
-        behind a stop string.
+        """Adds a piece of text; returns the text, held back or new, that is certainly not part of a stop string. After
+        a stop string nothing is returned any more.
         """
         if self.stopped:
             return ""

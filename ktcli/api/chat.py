@@ -46,8 +46,8 @@ class TextChat:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The messages of the conversation so far, each as {"role": …, "content": …}, the system text first if there is
-        one; a copy.
+        """A copy of the conversation's messages so far, each as {"role": …, "content": …}, beginning with the system
+        text if there is one.
         """
         said = self._chat.conversation
         system = [{"role": "system", "content": said.system}] if said.system else []
@@ -57,8 +57,8 @@ class TextChat:
         """Sends the user's message `text`; returns the model's whole answer.
 
         Raises:
-            ContextFull: the question alone leaves no room; it is not part of the conversation.
-            UsageError: the engine is closed. KtError: the model or the machine could not go on.
+            ContextFull: `text` alone leaves no room for an answer; it is not added to the conversation.
+            UsageError: the engine is closed. KtError: the generation failed.
         """
         for _ in self.stream(text):
             pass
@@ -69,8 +69,8 @@ class TextChat:
         """Sends the user's message `text`; yields the answer's text in pieces as it comes, without thoughts; afterwards
         `last` is the whole answer.
 
-        The iteration may stop at any piece, and the next question stops it: the conversation then has the answer's text
-        up to there.
+        The caller may stop iterating at any piece, and the next question ends an unfinished answer: the conversation
+        then keeps its text up to there.
 
         Raises:
             As `ask`.

@@ -49,18 +49,19 @@ def load(
     """Returns an engine with the model of this name, loaded into memory; the model is converted first if need be.
 
     Args:
-        name: a name of the library or the catalogue, a repository, a folder or a file, as `kt chat` takes it, with
-            an adapter or without.
+        name: a name of the library or the catalogue, a repository, a folder or a file, as `kt chat` takes it, with an
+            adapter or without.
         device: "auto", "cpu", "cuda" or "cuda:N"; None: the setting `device`, else "auto".
-        context: the positions of a conversation; None: the setting `context`, else the plan decides.
-        threads: the threads of all teams; None: the setting `threads`, else one per physical core.
-        kv: the numbers in the KV cache, "bf16" or "fp8"; None: the setting `kv`, else "bf16".
-        parallel: the prompts that are answered at the same time, each with the whole context; others wait.
-        pull: whether a model that is not here may be downloaded.
+        context: the most tokens of a conversation; None: the model name's preset, the setting `context`, else as the
+            plan for the memory allows.
+        threads: the number of CPU threads; None: the setting `threads`, else one per physical core.
+        kv: the number format of the KV cache, "bf16" or "fp8"; None: the setting `kv`, else "bf16".
+        parallel: the number of prompts that are answered at the same time, each with the whole context; others wait.
+        pull: whether a model that is not on this machine may be downloaded.
     Raises:
-        NotFound: the name means nothing, or the model is not here and may not be pulled.
-        UsageError: an option does not fit this model or machine. NotEnoughMemory: the model does not.
-        KtError: whatever else stops a pull, a conversion or loading.
+        NotFound: nothing has the name, or the model is not on this machine and `pull` is False.
+        UsageError: an option does not suit this model or machine. NotEnoughMemory: the model does not fit.
+        KtError: the download, the conversion or loading failed.
     """
     if parallel < 1:
         raise UsageError(f"parallel must be at least 1, not {parallel}")
@@ -121,8 +122,8 @@ class TextEngine:
 
     @property
     def settings(self) -> Settings:
-        """The settings for the model's answers, such as sampling, stop strings and length: its own, overridden by those
-        that the name under which it was loaded presets.
+        """The settings for the model's answers, such as sampling, stop strings and length: the model's own, overridden
+        by the preset of the name (such as an alias) under which it was loaded.
         """
         return preset_over(self.preset, self.backend.texts.settings)
 
@@ -145,23 +146,23 @@ class TextEngine:
         seed: int | None = None,
         think: bool | None = None,
     ) -> list[GenerationResult]:
-        """Returns the answers to prompts, which are computed together; each answer is the one that its prompt would get
-        alone.
+        """Returns the answers to prompts, which are computed together; each answer is the same as if its prompt had
+        been given alone.
 
         Args:
-            prompts: texts, which are gone on with as they are, and lists of messages ({"role": …, "content": …}), which
+            prompts: texts, which are continued as they are, and lists of messages ({"role": …, "content": …}), which
                 are put into the model's chat template and answered.
             max_tokens: the most tokens of an answer; None: the model's own setting, else as many as the context holds.
-            temperature: 0 takes the likeliest token always; None: the model's own sampling.
-            stop: texts that end an answer and are no part of it.
-            seed: fixes what is drawn, for each prompt as if it were alone; None: every call draws anew.
-            think: whether a model that can do both thinks first; None: as it likes.
+            temperature: 0 always takes the likeliest token; None: the model's own sampling.
+            stop: texts that end an answer; the answer does not contain them.
+            seed: of the random numbers of each prompt; None: a new one in every call.
+            think: whether a model that can do both thinks first; None: the model's own setting.
         Returns:
             The answers in the order of the prompts.
         Raises:
-            UsageError: an argument makes no sense, or the engine is closed.
+            UsageError: an argument is invalid, or the engine is closed.
             ContextFull: a prompt leaves no room for an answer; nothing was computed.
-            KtError: the model or the machine could not go on.
+            KtError: the generation failed.
         """
         backend = self.backend
         settings = settings_over(self.settings, max_tokens, temperature, stop, seed, think)
@@ -231,8 +232,8 @@ def settings_over(
     seed: int | None,
     think: bool | None,
 ) -> Settings:
-    """Returns a model's settings for answers, `own`, overridden by the other arguments; None (for `stop`: empty) keeps
-    the model's own value.
+    """Returns a model's settings for answers, `own`, overridden by the other arguments; where one is None (`stop`:
+    empty), the model's own value stays.
 
     Raises:
         UsageError: a value is out of range.

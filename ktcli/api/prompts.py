@@ -38,8 +38,8 @@ class PromptReader:
         """Returns the prompts as rendered text and token ids, in their order.
 
         Raises:
-            UsageError: they are no list of texts and messages.
-            ContextFull: one leaves no room for an answer. BadCheckpoint: the template refuses one.
+            UsageError: `prompts` is no list, or one is neither a text nor a list of messages.
+            ContextFull: a prompt leaves no room for an answer. BadCheckpoint: the chat template refuses a prompt.
         """
         if isinstance(prompts, str) or not isinstance(prompts, Sequence):
             raise UsageError("prompts is not a list", hint='for one prompt: ["…"]')

@@ -52,7 +52,7 @@ def read_adapter(
     `ready` names no adapter.
 
     Raises:
-        UsageError: it changes something that cannot be changed beside the model.
+        UsageError: the adapter changes something that cannot be changed beside the model.
         NotFound, BadCheckpoint: there is no such adapter, or it is damaged, or it is for another model.
     """
     if not ready.adapter:
@@ -87,7 +87,7 @@ def with_rooms(ready: Ready, wanted: Wanted, names: Sequence[str]) -> Wanted:
     in turn: for those named, and for at least _LEAST_ROOM at a time.
 
     Args:
-        names: of adapters of the library; empty: `wanted` is returned unchanged.
+        names: the names of adapters in the library; empty: `wanted` is returned unchanged.
     Raises:
         UsageError: the model has an adapter already.
         NotFound, BadCheckpoint: there is no such adapter, or it is damaged, or it is for another model.

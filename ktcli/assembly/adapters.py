@@ -232,7 +232,7 @@ def usual_name(folder: Path) -> str:
     """Returns the default name of an adapter: that of its folder, or of the folder above a trainer's checkpoint.
 
     Raises:
-        UsageError: an adapter cannot be called so.
+        UsageError: an adapter cannot have this name.
     """
     here = folder.absolute()
     return adapters.require_name(

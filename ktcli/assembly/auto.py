@@ -41,8 +41,7 @@ def kept_by(name: str, model: Model) -> Format | None:
     """Returns the number format that holds the experts of a model's checkpoint without loss; None if no such format is
     known.
 
-    It follows from the checkpoint's files if they are in the library, else from the catalogue, which names another
-    format than the usual one only where a checkpoint's experts are in it.
+    It is found from the checkpoint's files if they are in the library, else from the catalogue.
     """
     reference = parse(name)
     entry = library.find(reference.name or name, EntryKind.CHECKPOINT)

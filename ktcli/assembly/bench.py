@@ -86,7 +86,7 @@ class PlannedTrial:
         return f"{'random weights of' if trial.pack is None else 'loading'} {trial.subject.title}"
 
     def load(self, listener: Listener = SILENT) -> CpuEngine:
-        """Returns the loaded engine of this trial, which has a plan with every layer on the CPU.
+        """Returns the loaded engine of this trial, whose plan has every layer on the CPU.
 
         Raises:
             NotEnoughMemory: the plan does not fit.
@@ -97,7 +97,7 @@ class PlannedTrial:
     def load_with_device(
         self, policy: Policy = Policy.KT, listener: Listener = SILENT
     ) -> DeviceEngine:
-        """Returns the loaded engine of this trial, which has a plan with a GPU.
+        """Returns the loaded engine of this trial, whose plan uses a GPU.
 
         Raises:
             UsageError: `policy` is not Policy.KT, and the model has an adapter.

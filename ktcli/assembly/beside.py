@@ -57,7 +57,7 @@ class MemoryFit:
         """Raises an error if the model would not fit into memory even with no other model loaded.
 
         Raises:
-            NotEnoughMemory: it would not; the hint says what would make it fit.
+            NotEnoughMemory: the model would not fit; the hint says what would make it fit.
         """
         if self.need_bytes > self.most_bytes:
             what, hint = f"{name} with its context", "; ".join(self.advice)
@@ -68,7 +68,7 @@ def fit_beside(ready: Ready, how: Opening, held: HeldMemory) -> MemoryFit:
     """Returns the memory that a converted model needs, what is free for it beside the loaded models `held`, and whether
     it fits; nothing is loaded.
 
-    A GPU is filled with experts by whoever is there first: two models that want it are never loaded together.
+    If it and one of the loaded models both use a GPU, it does not fit.
 
     Raises:
         UsageError, DeviceError: an option does not fit this model or machine. BadPack: its files are damaged.

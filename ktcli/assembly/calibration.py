@@ -165,12 +165,14 @@ def calibrated(
     starts: bool = False,
 ) -> tuple[Recipe, Calibration | None]:
     """Returns a conversion's recipe and the calibration to convert with: (recipe marked as calibrated, calibration), or
-    (recipe, None) if it is converted without one. Raises as `_calibration`.
+    (recipe, None) if it is converted without one. Raises UsageError, NotFound or BadCheckpoint if the file that `said`
+    names cannot be used, and NotEnoughMemory if no layer fits.
 
     Args:
         said: what --calibrate says: "auto", "built-in", "off", or the path of a file.
         target: the folder of the conversion; None: in the library.
-        starts: whether "auto" may calibrate by the built-in text where that does not take long.
+        starts: whether "auto" may calibrate by the built-in text if that takes less than twice as long as the
+            conversion.
     """
     if not recipe.searches:
         if recipe.calibrated or said not in (AUTO, NEVER):
@@ -201,8 +203,8 @@ def kept_calibration(
 
 
 def kept_for(pack: Entry, model: Model) -> Importance | None:
-    """Returns the importance of weights that a conversion was calibrated with, read from the library; None: it was not
-    calibrated, or the library does not have it.
+    """Returns the importance of weight columns (relative mean squares of their inputs) that a conversion was calibrated
+    with, read from the library; None: it was not calibrated, or the library does not have it.
 
     Raises:
         BadCheckpoint: the file is damaged.

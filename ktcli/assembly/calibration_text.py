@@ -82,7 +82,9 @@ def read_text(entry: Entry, path: Path) -> CalibrationText:
 
 
 class TextImportance:
-    """Lets a model read a text, each layer just before it is converted; a run that was stopped is continued."""
+    """Measures the importance of weight columns (the mean square of their inputs) on a text, each layer just before it
+    is converted; a run that was stopped is continued.
+    """
 
     def __init__(self, model: Model, text: CalibrationText, keep: Keep) -> None:
         """Makes a source of importance that `keep` is given, when it is complete, with the text that it is from."""
@@ -90,8 +92,8 @@ class TextImportance:
         self._measurement: CalibrationRun | None = None
 
     def begin(self, checkpoint: Reader, pool: Pool) -> None:
-        """Prepares to measure the importance of a checkpoint's weight columns, continuing from what an interrupted run
-        stored; the checkpoint must stay open until everything is measured.
+        """Prepares to measure the importance of a checkpoint's weight columns (the mean square of their inputs),
+        continuing from what an interrupted run stored; the checkpoint must stay open until everything is measured.
         """
         key = sha256(f"{checkpoint.digest} {self._text.source} {pool.isa}".encode()).hexdigest()
         self._folder, reading = calibrating_folder(key[:_KEY_DIGITS]), self._text.reading
@@ -106,8 +108,8 @@ class TextImportance:
         return self._begun.stages_of(file.tensors) <= self._begun.done
 
     def importance_of(self, file: WeightFile) -> Importance:
-        """Returns the importance of the columns of a pack file's tensors, after running as many layers of the model on
-        the text as that needs.
+        """Returns the importance (relative mean square of the inputs) of each column of a pack file's tensors, after
+        running the model on the text through the layers that have them.
         """
         wanted = self._begun.stages_of(file.tensors)
         while self._begun.done < wanted:
@@ -115,8 +117,8 @@ class TextImportance:
         return self._begun.importance(file.tensors)
 
     def whole(self) -> Importance:
-        """Returns the importance of the columns of all the model's tensors, after running the remaining layers on the
-        text.
+        """Returns the importance (relative mean square of the inputs) of each column of all the model's tensors, after
+        running the remaining layers on the text.
         """
         while self._begun.done < self._begun.total:
             self._begun.run_next()

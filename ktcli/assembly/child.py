@@ -61,7 +61,7 @@ def start(
         environment: further environment variables.
         more: arguments of Popen.
     Raises:
-        OSError: it cannot be started.
+        OSError: the process cannot be started.
     """
     kept = {key: value for key, value in os.environ.items() if key.lower() not in without}
     child = subprocess.Popen(

@@ -37,7 +37,7 @@ def disk_need(subject: Subject, recipe: Recipe) -> DiskNeed | None:
     there; None: the free space is unknown.
 
     Raises:
-        UsageError: the library folder is none.
+        UsageError: the setting of the library folder does not name a folder that can be used.
     """
     disk = read_disk(config.home())
     if disk is None:

@@ -63,7 +63,7 @@ def require_machine(row: ExternalEngine) -> None:
     """Checks that this machine has the Python, C library, GPU and libraries that an external program needs.
 
     Raises:
-        UsageError: it lacks something. DeviceError: it has no GPU, and one is needed.
+        UsageError: the machine lacks something. DeviceError: a GPU is needed, and there is none.
     """
     first, last = row.pythons
     minor = sys.version_info.minor
@@ -104,7 +104,7 @@ def require_wheels(row: ExternalEngine, source: Path) -> None:
     """Checks that a folder has a wheel (.whl) of each package of an external program, in its pinned version.
 
     Raises:
-        UsageError: it is not a folder, or one is missing.
+        UsageError: `source` is not a folder, or a wheel is missing.
     """
     fetch = f"on a machine with a network: {download_command(row)}"
     if not source.is_dir():

@@ -35,7 +35,8 @@ class PageWatch(PageObserver, RecordObserver, Protocol):
         """Called when a model was opened, before pages are reported.
 
         Args:
-            root: the key of its empty prefix, for those who name no salt and no adapter.
+            root: the key of the empty prefix, from which the keys of pages follow, for requests without salt and
+                adapter.
             medium: where its KV pages are: "GPU" or "CPU".
         """
 
@@ -54,8 +55,8 @@ def cache_quota() -> int:
 
 @contextmanager
 def watched_pages(engine: Engine, watch: PageWatch | None) -> Iterator[None]:
-    """Opens a context, without a value, in which the KV pages that an engine has in memory are reported to `watch`;
-    None: to nobody.
+    """Opens a context, without a value, in which the KV pages that an engine has in memory are reported to `watch`; if
+    that is None, nothing is reported.
     """
     if watch is None:
         yield
@@ -80,16 +81,16 @@ def stored_pages(
     shared: SharedStore | MooncakePlace | None = None,
     watch: RecordObserver | None = None,
 ) -> Iterator[PageStore | MooncakeStore | None]:
-    """Opens a context in which an engine's KV pages are stored in the library and in a shared store; at its end all are
-    written, with how fast they were computed: the next process then knows at once whether reading pages pays.
+    """Opens a context in which an engine's KV pages are stored in the library and in a shared store. At its end all
+    pages are written, and the speed at which prompts were read is recorded.
 
     Args:
         pack: the folder of the conversion that runs.
         quota_bytes: the most bytes of all pages on disk; 0: none are read or written.
-        shared: the folder, or another store, of several servers; None: there is none.
-        watch: is told what the library has; None: nobody wants to know.
+        shared: the folder, or other store, that several servers share; None: there is none.
+        watch: is told which pages the library's store has and removes; None: nobody is told.
     Yields:
-        The store of the library, or the shared store if none is kept in the library; None: there is neither.
+        The library's store, or the shared one if the library keeps none; None: there is neither.
     """
     name = places.conversion_name(pack)
     own = _library_store(engine, quota_bytes, name, listener) if quota_bytes else None

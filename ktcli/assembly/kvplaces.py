@@ -53,8 +53,8 @@ def shared_place(
 
 
 def space_of(engine: Engine) -> Space:
-    """Returns the identity that KV pages in a store must have to be read by an engine: a SHA-256 of everything that
-    changes the bytes of a page, and the name of the layout.
+    """Returns the identity of the KV pages in a store that an engine can read: a SHA-256 of everything that changes the
+    bytes of a page, and the name of the layout.
     """
     memory, pools = engine.memory, engine.pools
     windows = pools.windows
@@ -65,8 +65,8 @@ def space_of(engine: Engine) -> Space:
 
 
 def about_of(engine: Engine, model: str) -> dict[str, Any]:
-    """Returns a description of an engine's stored KV pages for people: the keys "model", "page_bytes" and
-    "state_bytes".
+    """Returns a description of an engine's stored KV pages for people: "model" (its name), "page_bytes" (of one page)
+    and "state_bytes" (of one saved state).
     """
     memory = engine.memory
     return {"model": model, "page_bytes": memory.page_bytes, "state_bytes": memory.state_bytes}

@@ -71,14 +71,14 @@ class Loaded:
 def load_as_planned(
     attempt: Attempt, plan: Plan, device_of: Callable[[int], torch.device]
 ) -> Loaded:
-    """Loads a model on the GPUs as the plan says, or as the largest plan below it that the devices hold; returns the
-    engine (None: the CPU is to do everything) with the plan that it follows.
+    """Loads a model on the GPUs as the plan says, or by smaller and smaller plans until the GPUs hold one; returns the
+    engine with the plan that it follows. The engine is None if the plan uses only the CPU.
 
     Args:
         device_of: the torch device of a GPU's number.
     Raises:
         NotEnoughMemory: main memory does not suffice.
-        DeviceError: the device failed otherwise, and was asked for.
+        DeviceError: a GPU that was asked for failed, but not because its memory was full.
     """
     request, lowered = attempt.planner.request, False
     while plan.device is not None:

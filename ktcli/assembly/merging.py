@@ -47,8 +47,9 @@ class MergedBase:
         its weights.
 
         Raises:
-            BadCheckpoint: one of them is damaged, or the adapter is of another base.
-            UsageError: numbers would be rounded to the codes that they have already.
+            BadCheckpoint: the checkpoint or the adapter is damaged, or the adapter is of another base.
+            UsageError: changed weights would be rounded to the format of the checkpoint again, which loses most of the
+                update.
         """
         with closing(open_checkpoint(self.entry.path)) as checkpoint:
             model = build(checkpoint.config)
@@ -67,7 +68,7 @@ def merged_base(entry: Entry, adapter: str, name: str | None, listener: Listener
 
     Args:
         adapter: a name in the library, or a folder.
-        name: what the merged model is to be called; None: after both.
+        name: what the merged model is to be called; None: it is named after both.
     Raises:
         NotFound: there is no such adapter. UsageError: the name is taken by another model.
     """

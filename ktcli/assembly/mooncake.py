@@ -161,7 +161,7 @@ def require_host(host: str, *, insecure: bool) -> None:
     """Checks that a Mooncake master may listen on the address `host`.
 
     Raises:
-        UsageError: it would listen on all interfaces, and nobody said that this is meant.
+        UsageError: it would listen on all interfaces, and `insecure` is False.
     """
     if host in ("0.0.0.0", "::", "") and not insecure:
         raise UsageError(

@@ -102,8 +102,8 @@ class Offer:
         yield from (f"  {lever.text}" for lever in self.plan.advice)
 
     def streamed(self, reference: Reference) -> Reference:
-        """Returns `reference` as the name of the conversion made while the checkpoint is downloaded, with the formats
-        that suit the checkpoint's number format added where nothing else would tell them later.
+        """Returns the name of the conversion made while the checkpoint is downloaded: `reference`, with the plan's
+        formats added unless it has formats, the catalogue has the model, or they are the defaults.
         """
         own = self.plan.recipe
         known = reference.formats or catalog.find(reference.name) is not None or own == Recipe()

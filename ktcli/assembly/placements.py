@@ -49,9 +49,9 @@ def import_placement(path: Path, model: PartNames | None = None) -> Imported:
     and the texts of what has no equivalent.
 
     Args:
-        model: the parts of the model that they are for; None: nobody says.
+        model: the parts of the model that they are for; None: unknown.
     Raises:
-        NotFound: it cannot be read. UsageError: it is no such file.
+        NotFound: the file cannot be read. UsageError: it has neither of these formats.
     """
     text = read_text(path, MAX_BYTES, "another program's placement", _HINT)
     if re.search(r"^\s*-\s+match\s*:", text, re.MULTILINE):

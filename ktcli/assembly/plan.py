@@ -74,7 +74,7 @@ def plan_subject(
     Args:
         described: a file that describes another machine; None: this one.
         by_memory: take the most precise number format of the experts that fits.
-        tok_s: the tokens per second that are wanted; None: nobody said.
+        tok_s: the tokens per second that are wanted; None: any speed is enough.
     Raises:
         UsageError, NotFound: what is asked for is not of this model or machine.
         NotEnoughMemory: a GPU was asked for that cannot hold what must lie on it.

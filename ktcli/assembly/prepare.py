@@ -50,9 +50,9 @@ def prepare(
         check: called with (name, folder) of a checkpoint before it is converted; it may raise.
         formats: "<experts>-<dense>" of the one conversion that will do; empty: any.
     Raises:
-        UsageError, NotFound: the name means nothing; the hint has the nearest.
-        NotEnoughMemory: it does not fit this machine; nothing was downloaded.
-        KtError: whatever stops a pull or a conversion; whoever listens does not agree to a pull.
+        UsageError, NotFound: no model has this name; the hint has the nearest one.
+        NotEnoughMemory: the model does not fit this machine; nothing was downloaded.
+        KtError: the pull or the conversion failed, or the listener refused the pull.
     """
     model, adapter = split_adapter(name)
     if adapter:

@@ -84,7 +84,7 @@ def preview_of(
     after checking the headers of its weight files.
 
     Args:
-        quant: of the GGUF files that are looked at; empty: its safetensors files are.
+        quant: the quantisation of the GGUF files to look at; empty: the safetensors files are looked at.
     Raises:
         NotFound, HubError: the hub does not respond.
         BadCheckpoint: there is no model in it that kt could convert.
@@ -127,9 +127,9 @@ def read_of(folder: Path, files: Sequence[RemoteFile]) -> tuple[RemoteFile, ...]
     """Returns the given files of a repository without the weight files that the model does not read.
 
     Args:
-        folder: holds its config.json and its index.
+        folder: holds the repository's config.json and index of weights.
     Raises:
-        BadCheckpoint: one of them is damaged.
+        BadCheckpoint: the config.json or the index is damaged.
     """
     unread = unread_in(folder, [file.name for file in files if file.name.endswith(WEIGHTS)])
     return tuple(file for file in files if file.name not in unread)

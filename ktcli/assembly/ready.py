@@ -37,8 +37,8 @@ class Ready:
 
 
 def at_hand(name: str) -> Ready | None:
-    """Returns the existing conversion on disk that `name` means, with its adapter if it names one; None: it means none
-    that can be used as it is, and `prepare` is needed.
+    """Returns the existing conversion on disk that `name` means, with its adapter if it names one; None: there is none
+    that can be loaded as it is, and `prepare` has to make one.
 
     Raises:
         UsageError: the name means nothing, or a conversion to other formats than it says.
@@ -79,8 +79,8 @@ def meant(name: str, formats: str = "") -> tuple[Reference, Entry | None]:
 
 
 def usable(reference: Reference, entry: Entry | None) -> Ready | None:
-    """Returns the entry as a conversion that is ready to load; None: it is none, or was made from the built-in model of
-    an earlier kt.
+    """Returns the entry as a conversion that is ready to load; None: the entry is no conversion, or was made from the
+    built-in model of an earlier kt.
 
     Raises:
         UsageError: the conversion has other formats than the reference names.

@@ -40,8 +40,8 @@ class ReleasedRanges:
         return self._gone.get(name, ())
 
     def keep(self, needs: Mapping[str, Ranges]) -> None:
-        """Deletes the weight files that lack bytes which are still needed, and rewrites the record without the files
-        that do not exist.
+        """Deletes the weight files that have lost bytes which are still needed, and rewrites the record for the files
+        that are left.
 
         Args:
             needs: the byte ranges that are needed, by file name.

@@ -135,7 +135,7 @@ class Wanted:
         """Returns the request to the planner for a model in the number formats of `recipe`, with these options.
 
         Args:
-            where: the device; on the CPU the other words about a GPU mean nothing, and are not looked at.
+            where: the device; on the CPU the other GPU options are ignored.
         Raises:
             UsageError, NotFound: as `DeviceWords.apply`.
         """
@@ -146,18 +146,20 @@ class Wanted:
 
     @property
     def row(self) -> str | None:
-        """The name of the row of CPU kernels that the options or the placement rules ask for; None: neither does."""
+        """The name of the row of CPU kernels (instruction set) that the options or the placement rules ask for; None:
+        neither does.
+        """
         rules = self.device.rules()
         return self.isa or (rules.kernel if rules else None)
 
 
 def require_rows(wanted: Wanted, runs: Sequence[str]) -> None:
-    """Raises an error if the placement rules ask for a row of CPU kernels that a CPU does not run.
+    """Raises an error if the placement rules ask for a row of CPU kernels (instruction set) that a CPU does not run.
 
     Args:
-        runs: the names of the rows that it runs; empty: nobody knows, and nothing is raised.
+        runs: the names of the rows that the CPU runs; empty: unknown, and nothing is raised.
     Raises:
-        UsageError: there is such a rule.
+        UsageError: a rule asks for such a row.
     """
     rules = wanted.device.rules()
     if rules is not None:
@@ -186,8 +188,8 @@ def read_rules(path: Path) -> PlacementRules:
     """Returns the placement rules in a TOML file.
 
     Raises:
-        UsageError: it is not a file of placement rules.
-        NotFound: it cannot be read.
+        UsageError: the file has no valid placement rules.
+        NotFound: the file cannot be read.
     """
     hint = "kt plan MODEL --write-placement FILE writes one"
     text = read_text(path, MAX_RULES_BYTES, "placement rules", hint)
@@ -199,7 +201,7 @@ def read_text(path: Path, most: int, what: str, hint: str) -> str:
 
     Args:
         most: the most bytes that the file may have.
-        what: what the file is of, for errors.
+        what: what the file contains, for error messages.
     Raises:
         UsageError: it is larger than `most` bytes, or is no file.
         NotFound: it cannot be read.

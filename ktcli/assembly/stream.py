@@ -34,8 +34,8 @@ from ktcli.weights.recipe import Recipe
 
 
 def begun_stream(reference: Reference) -> Reference | None:
-    """Returns the reference, with formats, of an unfinished conversion of this model that was being made during its
-    download; None: there is none.
+    """Returns `reference` with the formats of an unfinished conversion of its model that was begun during the download;
+    None: there is none.
     """
     found = (
         entry.formats

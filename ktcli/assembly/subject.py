@@ -105,7 +105,7 @@ def find_subject(
     catalogue, then on its hub.
 
     Args:
-        experts, dense: names of formats to take instead of those it has or would get; None: those.
+        experts, dense: names of number formats to take; None: those that the model has or would get.
         ask_hub: whether a repository that is neither on disk nor in the catalogue is looked at where it is.
         tell: is given a sentence when a hub is waited for, or passed over.
     Raises:
@@ -158,7 +158,7 @@ def recipe_of(
     others are asked for.
 
     Raises:
-        UsageError: there is no such format. KtError: the model cannot be built as the file of a user says.
+        UsageError: there is no such format. KtError: the user's own description of the model is not valid.
     """
     try:
         if profile.origin is not None:

@@ -116,8 +116,8 @@ class HubSupply:
 
     @contextmanager
     def at_hand(self, file: WeightFile) -> Iterator[None]:
-        """Opens a context, without a value, in which the checkpoint's weight files that a file of the pack is made from
-        are on the disk, after waiting for them; its end removes those that no later file needs.
+        """Opens a context, without a value, in which the checkpoint's weight files that `file` of the pack is made from
+        are on the disk. It first waits for their download, and at its end removes those that no later file needs.
         """
         transfer, folder = self._transfer, self._head / SHARDS
         step = self._schedule.steps[self._done]

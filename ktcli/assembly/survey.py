@@ -103,8 +103,8 @@ class Surveyed:
     def rank(self) -> tuple[int, float, float]:
         """The sort key of surveyed models, the best first: (class, figure, figure).
 
-        Class 0 are models faster than people read, by date and number of parameters, the newest and largest first; 1
-        slower ones, the fastest first; 2 those that do not fit, by missing bytes; 3 those without a plan.
+        Class 0: decodes at least READING_TOK_S tokens per second, the newest first, then the largest; 1: slower, the
+        fastest first; 2: does not fit, the fewest missing bytes first; 3: has no plan.
         """
         if self.plan is None:
             return 3, 0.0, 0.0
@@ -124,7 +124,7 @@ def survey(
     Args:
         profiles: the models that are looked at; None: all that generate text.
     Raises:
-        UsageError: what is asked for is possible with none of the models.
+        UsageError: none of the models can be run as the options ask.
     """
     here = on_disk()
     first: UsageError | None = None

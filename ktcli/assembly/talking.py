@@ -146,7 +146,7 @@ def require_text(name: str, *, embeds: bool) -> None:
     """Raises an error if a model makes embeddings (`embeds`) instead of generating text.
 
     Raises:
-        UsageError: it does; the message calls it `name`.
+        UsageError: the model makes embeddings; the message calls it `name`.
     """
     if embeds:
         raise UsageError(
@@ -190,11 +190,11 @@ def after_failure(error: DeviceError, how: Opening) -> str:
     """Chooses the device on which a model whose GPU failed runs once it is closed and opened again; returns a phrase
     about it.
 
-    Where the memory of the GPU was full, for the first time in a while, that is the same GPU with what is free now;
-    otherwise it is the CPU, also for all other models that this process opens without being asked for a GPU.
+    If the GPU's memory was full, for the first time within an hour, that is the same GPU with the memory that is free
+    now. Otherwise it is the CPU, from then on also for other models of this process with device "auto".
 
     Returns:
-        "on the CPU" or "with the GPU memory that is free now"; empty: nowhere, for the GPU was asked for.
+        "on the CPU" or "with the GPU memory that is free now"; empty: on none, because the GPU was asked for.
     """
     if isinstance(error, OutOfDeviceMemory) and not is_full_again():
         return "with the GPU memory that is free now"

@@ -11,9 +11,8 @@ from ktcli.hardware.gpu import torch_installed
 def require_torch() -> None:
     """Raises an error unless PyTorch is installed; sets OMP_WAIT_POLICY=PASSIVE in the environment unless it is set.
 
-    Threads of OpenMP that wait by spinning take the cores from the threads of the native pool: with both on two cores a
-    step of kt-mini took 0.4 to 2 s, and 0.14 s without. The setting is read when torch is loaded; the user's own comes
-    first.
+    Torch reads this setting when it is loaded. OpenMP threads that wait by spinning would take the cores from the
+    native pool.
 
     Raises:
         UsageError: PyTorch is not installed.

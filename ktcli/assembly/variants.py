@@ -80,8 +80,8 @@ class EvalRequest:
         """Raises an error if these options of an evaluation contradict each other.
 
         Raises:
-            UsageError: the stride is longer than a window, which would leave out tokens; or a split is to run on a GPU,
-                by placement rules or with deferred experts.
+            UsageError: the stride is longer than a window, which would leave out tokens; or `split` is combined with a
+                GPU, placement rules or deferred experts.
         """
         if self.split and (self.device.device != CPU or self.device.placement is not None):
             raise UsageError(
@@ -96,7 +96,8 @@ class EvalRequest:
             )
 
     def wanted(self, variants: Sequence[Variant] = (), at_once: int = 1) -> Wanted:
-        """Returns the options to load the engine that `variants` share; empty: those to pull and convert the model.
+        """Returns the options to load the engine that `variants` share, or without variants those to pull and convert
+        the model.
 
         Args:
             at_once: the number of windows of each variant that the engine reads at the same time.
@@ -140,8 +141,8 @@ class Variant:
 
     @property
     def loaded(self) -> Ready:
-        """The conversion, with its adapter, that is loaded to run the variant: `ready`, with the adapter of `host` if
-        there is one.
+        """The conversion, with its adapter, that is loaded to run the variant: `ready`, with the adapter that `host`
+        names unless that is empty.
         """
         return adapted(self.ready, self.host)
 
@@ -162,8 +163,8 @@ class Variant:
 
     @property
     def exact(self) -> bool:
-        """Whether the variant's matrix products read activations in f32: it is a part of a split other than
-        TOGETHER.
+        """Whether the variant's matrix products read activations in f32: it is the reference of a split, or measures
+        the loss by one part of a conversion (weights, activations or cache).
         """
         return self.part not in (None, SplitPart.TOGETHER)
 
@@ -180,8 +181,9 @@ class Variant:
         return f"{self.conversion}{part}{deferral}{cached}"
 
     def beside(self, whole: Variant) -> bool:
-        """Returns whether this variant belongs in the split table of `whole`, all of a conversion with one cache
-        format: it is the reference, the part for that cache format, or another part of the same conversion.
+        """Returns whether this variant belongs in the table that splits up the loss of `whole`, which measures all of a
+        conversion with one cache format. It does if it is the reference, that cache format's part, or a part of the
+        same conversion.
         """
         if self.part is SplitPart.REFERENCE:
             return True
@@ -192,8 +194,8 @@ class Variant:
 
     @property
     def engine(self) -> tuple[Path, str, bool, str, Recipe | None]:
-        """The key of the engine that runs the variant: (pack folder, loaded adapter's name, exact, cache format,
-        rounding recipe). Variants with equal keys share one engine.
+        """The key of the engine that runs the variant: (pack folder, loaded adapter's name, `exact`, cache format,
+        recipe whose rounding of activations it repeats). Variants with equal keys share one engine.
         """
         return self.ready.pack, self.loaded.adapter, self.exact, self.cache, self.rounding
 
@@ -323,9 +325,8 @@ def _require_known(name: str) -> None:
 
 
 def conversions_of(name: str, said: str | None) -> tuple[str, ...]:
-    """Returns the names "<experts>-<dense>" of the conversions in `said`, a comma-separated list of formats. A single
-    word that names a format of experts is taken as one, also where it could be a pair. `said` None: ("",), the model as
-    it is.
+    """Returns the names "<experts>-<dense>" of the conversions in `said`, a comma-separated list of such names and of
+    formats of experts. If `said` is None, returns ("",): the model as it is.
 
     Raises:
         UsageError: there is no such format, it is named twice, or `name` has formats of its own.

@@ -82,7 +82,7 @@ class BaseChat(ABC):
     @property
     @abstractmethod
     def longer(self) -> str:
-        """A sentence for people on how a conversation can become longer."""
+        """A sentence for people that says how to get a longer context."""
 
     @property
     @abstractmethod
@@ -110,8 +110,8 @@ class BaseChat(ABC):
 
     @property
     def loss(self) -> Loss | None:
-        """The cached tokens that the last prompt could not reuse, and why; None if it reused all, or that is not
-        known.
+        """From which token on, how many and why cached tokens could not be reused for the last prompt; None if all were
+        reused, or that is not known.
         """
         return None
 
@@ -134,11 +134,12 @@ class BaseChat(ABC):
         cancelled: Callable[[], bool] = not_cancelled,
         progress: Progress | None = None,
     ) -> Generator[AnswerPiece]:
-        """Sends `question` to the model; yields the answer's pieces as they come, and may be closed at any piece.
+        """Sends `question` to the model; yields the answer's pieces as they come. Closing the generator stops the
+        answer.
 
         Raises:
-            ContextFull: there is no room; the question is not part of the conversation.
-            BadCheckpoint: the template or tokenizer is wrong. ServerFailed: the server did not answer to the end.
+            ContextFull: the question does not fit into the context; it is not added to the conversation.
+            BadCheckpoint: the template or tokenizer fails. ServerFailed: the server did not answer to the end.
         """
         return self._ask(question, self.conversation.copy(), AnswerHooks(cancelled, progress))
 
@@ -198,7 +199,7 @@ class BaseChat(ABC):
     def compact(
         self, *, cancelled: Callable[[], bool] = not_cancelled, progress: Progress | None = None
     ) -> int:
-        """Replaces the oldest turns in prompts by a summary that the model writes; returns the number of turns that
+        """Has the model write a summary, which replaces the oldest turns in prompts; returns the number of turns that
         were summed up, 0 if it was stopped and nothing changed.
 
         Raises:

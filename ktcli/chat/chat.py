@@ -98,7 +98,7 @@ class Chat(BaseChat):
 
     @property
     def longer(self) -> str:
-        """A sentence for people on how a conversation can become longer."""
+        """A sentence for people that says how to get a longer context."""
         return longer_context(self.backend.engine)
 
     @property
@@ -133,7 +133,9 @@ class Chat(BaseChat):
 
     @property
     def loss(self) -> Loss | None:
-        """The cached tokens that the last prompt could not reuse, and why; None if it reused all."""
+        """From which token on, how many and why cached tokens could not be reused for the last prompt; None if all were
+        reused.
+        """
         now = self.reply.timeline if self.reply else None
         if self._before is None or now is None or self.reply is None:
             return None
@@ -369,8 +371,8 @@ class Fitting:
     def encoded(
         self, messages: list[Turn], most: int | None = None, *, passing: bool = False
     ) -> FittedText:
-        """Returns messages as the text of a prompt and its ids, of which there may be `most` (None: as many as the
-        context holds); the ids are None if there are certainly more.
+        """Returns the prompt of messages: its text and its ids; the ids are None if there are certainly more than
+        `most` (None: than the context holds).
 
         Args:
             passing: see `PromptEncoder.ids`.
@@ -380,8 +382,8 @@ class Fitting:
         return FittedText(rendered.text, ids)
 
     def with_room(self, said: Conversation, most: int) -> FittedText:
-        """Returns the prompt of a conversation that is too long, of `most` ids at most if possible: as many of the
-        oldest turns as needed are omitted from `said` from now on; the last question stays.
+        """Leaves as many of the oldest turns as needed out of the prompts of `said`, so that they have at most `most`
+        ids, but never the last question; returns the prompt.
         """
 
         def fits(turns: int) -> bool:

@@ -77,10 +77,10 @@ def plain_name(name: str) -> str:
 
 
 def require_free(path: Path) -> None:
-    """Raises an error if a chat's file of this path would have the name of another chat, or the reserved name "last".
+    """Raises an error if a chat saved at this path would have the name of another chat, or the reserved name "last".
 
     Raises:
-        UsageError: it would.
+        UsageError: the name is taken or reserved.
     """
     if path.stem == LAST and path.parent == chats_folder():
         raise UsageError(f"{LAST} always means the newest chat", hint="choose another name")
@@ -159,7 +159,7 @@ def find(name: str) -> Path:
     """Returns the path of a saved chat, found by "last", its name, a unique prefix of the name, or a path.
 
     Raises:
-        NotFound: there is no such chat. UsageError: it could be several, or cannot be a name.
+        NotFound: there is no such chat. UsageError: several names begin so, or it cannot be a name.
     """
     if name == LAST:
         path = newest()

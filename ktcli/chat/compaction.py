@@ -38,12 +38,10 @@ def fewest_omitted(turns: int, omitted: int, fits: Callable[[int], bool]) -> int
     """Returns the smallest number of oldest turns to leave out of a conversation, a question and its answer at a time,
     so that the rest fits; if nothing fits, all but the last question.
 
-    The rest is tried from its end, twice as long each time, and halved between: what is tried is never much longer
-    than what fits, however long the conversation is.
-
     Args:
-        omitted: the turns that are left out already, which is too few.
-        fits: whether the rest fits without so many; if it does, it does without more.
+        turns: the number of turns of the conversation.
+        omitted: the turns that are left out already, which are too few.
+        fits: returns whether the rest fits without so many turns; if it does, it also does without more.
     """
     last = omitted + 2 * max(0, (turns - omitted - 1) // 2)
     most, step = last, 2  # `most` is enough; `least` is too few

@@ -80,7 +80,7 @@ class Conversation:
         return Conversation(self.system, list(self.turns), self.omitted)
 
     def become(self, other: Conversation) -> None:
-        """Replaces the turns, and how many of them prompts leave out, by those of another conversation."""
+        """Replaces the turns, and which of them prompts leave out, by those of another conversation."""
         self.turns[:], self.omitted = other.turns, other.omitted
 
     def end_question(self) -> bool:

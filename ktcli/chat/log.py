@@ -172,8 +172,8 @@ class Log:
         """Appends records to the log file, all or none; overwrites the remains of an append that failed.
 
         Args:
-            content: the writer's `content` when they are there.
-            sync: whether to wait until they are on the disk.
+            content: the value of the attribute `content` once the records are written.
+            sync: whether to wait until the records are on the disk.
         Raises:
             OSError: the system refuses.
         """

@@ -82,13 +82,13 @@ class ChatRecorder:
 
     @property
     def is_kept(self) -> bool:
-        """Whether a file holds the conversation, as far as it was saved."""
+        """Whether the conversation has a file."""
         return self._log is not None
 
     def keep(self) -> None:
         """Appends what is new in the chat to its file, which is created if there is none, and waits for the disk; a
-        chat without questions gets no file unless it follows one that has one. Never raises; it warns once of each
-        reason why the chat cannot be saved.
+        chat without turns gets no file unless the one before it had one. Never raises; warns once for each reason why
+        the chat cannot be saved.
         """
         self._keep(sync=True)
 
@@ -167,8 +167,8 @@ class ChatRecorder:
         return self._log.path
 
     def take_over(self, path: Path) -> Saved:
-        """Continues a saved conversation in this chat, and returns it: the chat is then saved in the same file if that
-        is a log that no process has open, else in a new one.
+        """Continues a saved conversation in this chat: the chat is then saved in the same file if that is an undamaged
+        log that no process has open, else in a new one.
 
         Returns:
             The conversation as it was saved; the chat holds it now.

@@ -79,7 +79,7 @@ class Replay:
         )
 
     def header(self, record: Record) -> None:
-        """Applies a log record of the model that answers from then on."""
+        """Applies a log record of the model that answers from then on: its names, its conversion, its server."""
         self._model = Identity(
             *(plain_text(record.get(key, "")) for key in ("model", "asked", "pack", "server"))
         )
@@ -115,7 +115,7 @@ class Replay:
             remember(self._spoken, Spoken(at, said, tuple(ids)))
 
     def read(self, record: Record) -> None:
-        """Applies a log record of the ids that the model read: they become the last prompt's."""
+        """Applies a log record of the token ids of the prompt that the model read: they become the last prompt's."""
         kept, ids, at = _count(record["kept"]), _ids(record["read"]), _count(record["at"])
         runs = [(_count(count), _count(depth, 255)) for count, depth in record.get("depths", [])]
         self._close()
@@ -236,10 +236,11 @@ class LastRead:
         self._answers: list[str] = []
 
     def begin(self, prompt: ReadRecord, conversation: Conversation) -> None:
-        """Sets the ids to those of a prompt, which encodes all messages of the conversation.
+        """Sets the ids to those of a prompt, the first `prompt.kept` of the present ones and then `prompt.ids`, which
+        encodes all messages of the conversation.
 
         Raises:
-            ValueError: the record keeps more ids than there are, or has more depths than ids.
+            ValueError: the record keeps more ids than there are, makes too many, or has more depths than ids.
         """
         n = prompt.kept + len(prompt.ids)
         if prompt.kept > len(self._ids) or n > MOST_IDS:
@@ -254,15 +255,17 @@ class LastRead:
         self._first, self._behind = len(conversation.turns), deque()
 
     def answered(self, text: str, ids: Sequence[int], depths: bytes) -> None:
-        """Appends an answer, its ids and the depth of each, to the ids of the last prompt."""
+        """Appends an answer, its ids, and a byte for each that says how it was computed (`depths`), to the last
+        prompt.
+        """
         if self._about is not None and len(self._ids) + len(ids) <= MOST_IDS:
             self._late.append((len(self._ids), depths))
             self._ids += ids
             self._answers.append(text)
 
     def taken_back(self, conversation: Conversation, most: int) -> None:
-        """Keeps the turns of a conversation behind the first `most` as those that the prompt has read; called before
-        they are removed from the conversation.
+        """Remembers those turns behind the first `most` that the last prompt has read; called before they are removed
+        from the conversation.
         """
         if most < self._first:
             self._behind.extendleft(reversed(conversation.turns[most : self._first]))

@@ -35,8 +35,8 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """The answer's text so far as the conversation remembers it: with thoughts between marks (templates remove
-        them), without thoughts in channels.
+        """The answer's text so far as the conversation stores it: thoughts between marks are part of it, thoughts that
+        a model writes in channels are not.
         """
         return "" if self.run is None else self.run.text
 

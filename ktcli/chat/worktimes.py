@@ -42,9 +42,10 @@ class Lap:
 
     @classmethod
     def between(cls, before: Clocks, after: Clocks, seconds: float, choosing_s: float) -> Lap:
-        """Returns the seconds between two readings of an engine's clocks, split by what they were spent on.
+        """Returns the seconds between two readings of an engine's clocks, split by groups of operations.
 
         Args:
+            before, after: pairs (operation, nanoseconds so far).
             seconds: all of the time.
             choosing_s: the seconds of it that went into the choice of tokens.
         """
@@ -61,7 +62,7 @@ class Lap:
 
     @property
     def rows(self) -> list[tuple[str, float]]:
-        """Pairs (what time was spent on, seconds), in the order of the groups, with everything else as the last one."""
+        """Pairs (group of operations, seconds), in a fixed order of the groups; the last one is everything else."""
         rest = max(0.0, self.seconds - sum(self.parts.values()))
         known = {**self.parts, ELSEWHERE: rest}
         return [(name, known[name]) for name in _ORDER if name in known]
@@ -91,7 +92,7 @@ class ChatTotals:
         """Adds the counts and times of an answer to the totals.
 
         Args:
-            laps: its own times; None: it was stopped before its first token.
+            laps: the times of reading its prompt and of generating it; None: it was stopped before its first token.
         """
         self.answers += 1
         self.tokens += stats.tokens
@@ -113,8 +114,8 @@ class ChatTotals:
 
 
 def time_lines(reading: Lap, answering: Lap, loading_s: float = 0.0) -> str:
-    """Returns lines of text, of at most 40 columns, on where time was spent, in loading, reading and answering: each
-    part as a share of all of it, the longest first.
+    """Returns lines of text, of at most 40 columns, with the shares of loading, reading and answering in the whole
+    time, and below the last two those of their parts, the longest first; parts below 0.5 % are left out.
     """
     whole = loading_s + reading.seconds + answering.seconds
     lines = [_line("loading", loading_s, whole)] if loading_s else []

@@ -36,7 +36,7 @@ class ServerAddress:
 
         Args:
             source: the option or setting that has the text, for errors: "--server".
-            versioned: whether `/v1` may follow it, as in many documents.
+            versioned: whether the URL may end with `/v1`.
             key: the option that names a file with the API key, for errors.
         Raises:
             UsageError: the text is not an address, or has a user, a path or a query.
@@ -81,7 +81,7 @@ class ServerAddress:
 
     @property
     def is_here(self) -> bool:
-        """Whether the host is localhost or a loopback address, which is this machine in any network."""
+        """Whether the host is localhost or a loopback address, so that the server runs on this machine."""
         if self.host == "localhost":
             return True
         try:

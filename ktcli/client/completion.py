@@ -72,7 +72,7 @@ class Completion:
         self._began_s = self.clock()
 
     def depths_of(self, start: int, end: int | None = None) -> bytes:
-        """Returns b"" for any range of token ids: with which depth of deferral a server computed them is not known."""
+        """Always returns b"": how many experts a server deferred (computed a layer late) for an id is not known."""
         return b""
 
     def take(self, document: dict[str, Any]) -> list[AnswerPiece]:

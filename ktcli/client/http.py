@@ -60,16 +60,16 @@ class HttpClient:
         silence_s: float,
         connect_s: float = CONNECT_S,
     ) -> Iterator[Response]:
-        """Sends an HTTP request to the server; the `with` gives its response, whose body is not read yet, and closes it
-        at the end.
+        """Sends an HTTP request to the server; yields its response, whose body is not read yet, and closes the response
+        at the end of the context.
 
         Args:
-            path: of the URL, beginning with a slash.
+            path: the path of the URL, beginning with a slash.
             body: sent as JSON; None: no body.
             silence_s: the seconds without a byte after which the request is given up.
             connect_s: the seconds in which the connection must be made.
         Raises:
-            ServerFailed: there is no response; NoResponse: there may be one later.
+            ServerFailed: the request failed. NoResponse: no response came, but a later request may succeed.
         """
         import requests  # most commands ask no server
         from urllib3.exceptions import HTTPError
@@ -102,9 +102,9 @@ class HttpClient:
         """Yields the body of a response, in pieces as the bytes arrive.
 
         Args:
-            silence_s: the time limit that its request had, for errors.
+            silence_s: the seconds without a byte that the request allowed, for errors.
         Raises:
-            ServerFailed: the connection breaks, or nothing comes any more.
+            ServerFailed: the connection breaks, or no byte comes for so long.
         """
         from urllib3.exceptions import HTTPError, ReadTimeoutError
 

@@ -48,7 +48,8 @@ class ServerClient:
         """Returns the models that the server lists at /v1/models; None: it has no such list.
 
         Raises:
-            ServerFailed: the server is not there, refuses, or sends too much. UsageError: the key is missing or wrong.
+            ServerFailed: the server cannot be reached, refuses, or sends too much. UsageError: the key is missing or
+                wrong.
         """
         return with_retries(self._models, self.tell)
 
@@ -115,7 +116,7 @@ def documents(chunks: Iterable[bytes], who: str) -> Iterator[Document]:
         chunks: the bytes of the stream, divided anywhere.
         who: the server, for errors.
     Raises:
-        ServerFailed: the stream ends before `[DONE]`, is too long, or has something else in it.
+        ServerFailed: the stream ends before `[DONE]`, is too long, or is not such a stream.
     """
     failed = False  # whether the next data are those of an event that is called an error
     for line in _lines(chunks, who):

@@ -220,8 +220,8 @@ def _removable(name: str) -> AdapterEntry:
 
 
 def document(found: Described) -> dict[str, Any]:
-    """Returns the description of an adapter as the document for --json: its path, base model and size in bytes, and for
-    each part of the model the trained modules with their ranks, scales and the norm of the update.
+    """Returns the description of an adapter as the document for --json: its path, base model and size in bytes, and
+    under "parts" for each trained part of the model the modules with their ranks, scales and the norm of the update.
     """
     return {
         "adapter": found.name or None,

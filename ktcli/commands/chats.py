@@ -155,10 +155,11 @@ def _in_library(name: str) -> Path:
 
 
 def chosen() -> Path:
-    """Lets the user choose one of the saved chats by number on the terminal; returns the path of its file.
+    """Lets the user choose one of the CHOICES (10) last used chats by number on the terminal; returns the path of its
+    file.
 
     Raises:
-        UsageError: there is no terminal, nothing to choose from, or the answer is none of the numbers.
+        UsageError: there is no terminal or no saved chat, or the answer is none of the numbers.
     """
     paths = [path for path in chats.files() if chats.kept_itself(path)][:CHOICES]
     if not paths:

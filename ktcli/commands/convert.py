@@ -191,8 +191,8 @@ def _named(entry: Entry, recipe: Recipe, target: Path | None) -> str:
 
 
 def document(entry: Entry, recipe: Recipe, report: Report) -> dict[str, Any]:
-    """Returns the report of a conversion as the document for --json: model, path, formats, calibration, sizes, errors
-    by kind of tensor, and speed.
+    """Returns the report of a conversion as the document for --json: model, path, number formats, calibration, sizes in
+    bytes, the relative error of each kind of tensor, and the speed in MB/s.
     """
     return {
         "model": entry.name,
@@ -230,7 +230,9 @@ def _speed(stages: Stages) -> dict[str, Any]:
 
 
 def render(words: dict[str, Any]) -> str:
-    """Returns the report of a conversion, a `document` with the keys that `convert` adds, as text for the terminal."""
+    """Returns the report of a conversion as text for the terminal; `words` is a `document` with the commands that
+    `convert` adds, for using the model and calibrating it.
+    """
     name, path = safe(words["model"]), safe(words["path"])
     if words["already_complete"]:
         done = f"{name} is already converted: {path} ({gib(words['size_bytes'])})"

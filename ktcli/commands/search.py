@@ -125,8 +125,8 @@ _MOST_REASON = 60
 def found_document(
     found: Sequence[Surveyed], published: Sequence[Published], judged: Sequence[Judged]
 ) -> dict[str, Any]:
-    """Returns the results of a search as the document for --json: models of the catalogue, supported repositories
-    outside it, and those found on the hubs.
+    """Returns the results of a search as the document for --json: "models" of the catalogue, "published", the supported
+    repositories outside it, and "hubs", the repositories found on hubs.
     """
     return {
         "models": [_known_document(each) for each in found],

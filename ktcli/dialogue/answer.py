@@ -210,15 +210,16 @@ class AnswerRun:
         return bool(self.put_in)
 
     def depths_of(self, start: int, end: int | None = None) -> bytes:
-        """Returns how each id of the prompt and the answer from `start` to `end` was computed: a byte for each with
-        its depth of deferral, see `engine.forms`; empty before the answer's first id.
+        """Returns how each id of the prompt and the answer from `start` to `end` was computed, a byte for each as
+        `engine.forms` defines it (depth of deferral, form of attention); empty before the answer's first id.
         """
         return bytes(self._how[start:end])
 
     @property
     def length(self) -> int:
-        """The number of ids of prompt and answer that the engine has computed: without the answer's last one if the
-        answer was cut there; before the first one the prompt's ids read so far.
+        """The number of ids of prompt and answer that the engine has computed. Before the answer's first id only the
+        prompt's ids read so far count; its last id does not count while it is chosen but not yet computed, or if the
+        answer was cut there.
         """
         if not self.ids:
             return self.stats.prompt_tokens
@@ -240,7 +241,7 @@ class AnswerRun:
         """Submits the answer's request to the engine.
 
         Raises:
-            KtError: the engine takes none, see `Scheduler.submit`.
+            KtError: the engine does not take the request, see `Scheduler.submit`.
         """
         options, sampling = self._options, self._options.sampling
         if sampling.seed is not None and self._choice:
@@ -274,8 +275,8 @@ class AnswerRun:
             self.parts[-1].cancel()
 
     def hear(self, event: Event) -> None:
-        """Processes an event of the engine about this answer, and passes on what it adds to the answer; never raises:
-        an error here ends the answer.
+        """Processes an event of the engine about this answer, and passes on what it adds to the answer. Never raises:
+        an error ends the answer.
         """
         if self.finish is not None:
             return

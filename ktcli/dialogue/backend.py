@@ -85,7 +85,7 @@ class ChatSession(Protocol):
             sampler: the random sequence that the answer goes on with.
             constraint: what the answer must be; None: anything.
         Raises:
-            KtError: as `Scheduler.submit`; or the answer cannot be held to that, or nobody is there to answer.
+            KtError: as `Scheduler.submit`; or the answer cannot be constrained so, or nobody is there to answer.
         """
 
     def step(self) -> list[Event]:
@@ -100,8 +100,8 @@ class ChatSession(Protocol):
         """Releases what the engine holds of the conversation, such as cache pages."""
 
     def abandon(self) -> None:
-        """Releases what the engine holds of the conversation at its next operation; unlike `close` for the garbage
-        collector, at any time and in any thread.
+        """Releases what the engine holds of the conversation at its next operation; unlike `close`, the garbage
+        collector may call it, at any time and in any thread.
         """
 
 
@@ -126,7 +126,7 @@ class ChatBackend(Protocol):
 
     @property
     def recurrent(self) -> bool:
-        """Whether some layer of the model keeps a state instead of a cache with positions."""
+        """Whether some layer of the model keeps a recurrent state instead of a cache entry for each position."""
 
     @property
     def loading_s(self) -> float:
@@ -139,13 +139,17 @@ class ChatBackend(Protocol):
     def session(self, draft: DraftOptions) -> ChatSession:
         """Returns a new session for a conversation.
 
+        Args:
+            draft: the options of speculative decoding.
         Raises:
             UsageError: drafts were asked for where they could change answers.
         """
 
 
 def longer_context(engine: AnsweringEngine) -> str:
-    """Returns a sentence on how to have a longer context: an option, unless the model itself ends there."""
+    """Returns a sentence for people on how to have a longer context: by an option, or not at all if the model supports
+    no more.
+    """
     most = engine.spec.context
     if engine.context < most:
         return f"--context gives more room, up to {most:,} tokens"

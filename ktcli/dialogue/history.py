@@ -35,12 +35,12 @@ _END = "\ufdd0"  # of what the model is to go on with; Unicode says that no text
 def normalized(
     messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], can: Capabilities
 ) -> tuple[list[Message], dict[str, Any]]:
-    """Returns the messages and the variables for a chat template, changed to a form that it accepts without losing any
-    text.
+    """Returns (messages, variables) for a chat template, changed to a form that it accepts without losing any text.
 
     Args:
         messages: as OpenAI's API has them, but with texts as contents; arguments of calls may be texts or objects.
         variables: further variables of the template, `tools` among them.
+        can: the forms that the template accepts.
     """
     found = [_cleaned(message) for message in messages]
     found = _with_systems(found, can)
@@ -55,8 +55,8 @@ def normalized(
 
 
 def spelled_out(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Returns a conversation's messages in the plainest form: questions and answers that alternate, all else as text
-    in them.
+    """Returns a conversation's messages in the plainest form: alternating questions and answers, with everything else,
+    such as tool calls, as text in them.
     """
     found = list(_as_words([_cleaned(message) for message in messages]))
     plain = [each if each["role"] in _SPOKEN else {**each, "role": "user"} for each in found]
@@ -71,7 +71,7 @@ def continued(
     render: Callable[[Sequence[Message], Mapping[str, Any]], Marked],
 ) -> Marked | None:
     """Returns the text of the rendered conversation up to the end of its last message, which the model is to continue;
-    None if the template does not write that message as it is.
+    None if the template does not render that message's text unchanged.
     """
     *before, last = messages
     open_turn = {**last, "content": f"{last['content']}{_END}"}

@@ -43,7 +43,7 @@ class LocalBackend:
 
     @property
     def recurrent(self) -> bool:
-        """Whether some layer of the model keeps a state instead of a cache with positions."""
+        """Whether some layer of the model keeps a recurrent state instead of a cache entry for each position."""
         return self.engine.pools.states is not None
 
     @property

@@ -65,9 +65,7 @@ def ended(
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[PromptAnswer]:
     """Submits answers as the scheduler has room, and yields each when it has ended, until all have or `cancelled`
-    returns True.
-
-    Where one fails, or whoever reads them stops, the others are cancelled.
+    returns True. If one fails, or the iterator is closed, the others are cancelled.
 
     Raises:
         Exception: an answer failed.

@@ -68,11 +68,12 @@ class PromptEncoder:
         passing: bool = False,
     ) -> list[int] | None:
         """Returns the token ids of a rendered conversation; None if they are certainly more than `most`, or than the
-        context holds.
+        context holds if that is None.
 
         Args:
-            spoken: answers as they were generated, by where they may be in the text.
-            passing: whether it is no state of the conversation, so that its stretches need not be known again.
+            spoken: answers as the model generated them, in the order of their places in the text; they keep their ids.
+            passing: whether this prompt is only tried, so that the ids of its parts are not remembered for the next
+                one.
         """
         return self._splicer.ids(
             text, spoken, self.context if most is None else most, passing=passing
@@ -88,12 +89,12 @@ class PromptEncoder:
         *,
         further: bool = True,
     ) -> EncodedPrompt:
-        """Returns the prompt with this text and these ids of messages, with the positions where others may continue
-        and the answer from kt's tables, if these have one.
+        """Returns the prompt with this text and these ids of messages. If layers keep a state, it also has the
+        positions from which other prompts may continue; if kt's own tables have the answer, that as well.
 
         Args:
-            spoken: the answers in it as they were generated.
-            further: whether positions for snapshots are looked for behind a question.
+            spoken: the answers in it as the model generated them.
+            further: whether such positions are looked for behind the last question, too.
         """
         shared, marks = self._partings(ids, messages, variables, spoken, further=further)
         forced = self._forced(messages, variables)

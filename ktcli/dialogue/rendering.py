@@ -22,14 +22,15 @@ def rendered(
     *,
     continues: bool = False,
 ) -> Marked:
-    """Returns a conversation as the text of a prompt, rendered with the model's chat template in a form that this
-    accepts, see `history`.
+    """Returns a conversation as the text of a prompt, rendered with the model's chat template after `history` has
+    brought it into a form that the template accepts.
 
     Args:
-        context: tokens that the model can hold; a text that is far longer is not looked at closely.
+        context: tokens that the model can hold; a far longer text is not searched for table rows, nor for control
+            tokens that two texts make together.
         continues: whether the answer goes on behind the last message, which is the model's.
     Raises:
-        BadCheckpoint: the template refuses even its plainest form.
+        BadCheckpoint: the template refuses even the plainest form.
     """
 
     def render(messages: Sequence[Message], more: Mapping[str, Any]) -> Marked:
@@ -61,10 +62,7 @@ def known_answer(
     texts: TextModel, messages: Sequence[Message], variables: Mapping[str, Any], context: int
 ) -> KnownAnswer | None:
     """Returns the answer that kt's own tables have to a conversation's last question; None if the model must generate
-    one.
-
-    Args:
-        context: as in `rendered`, whose text has it.
+    one. The arguments are those of `rendered`.
     """
     if texts.rows is None:
         return None

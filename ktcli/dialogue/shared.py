@@ -61,12 +61,12 @@ class SharedScheduler:
         conversation: object | None = None,
         goes_on: bool = False,
     ) -> Answer:
-        """Submits a request to the engine; returns the state of its answer. `hear` is called with its events within
-        `step`.
+        """Submits a request to the engine; returns the state of its answer. `step` calls `hear` with each event of it.
 
         Args:
             sampler: goes on with this random sequence; None: a new one.
-            conversation: whose next request will probably begin with prompt and answer of this one; None: nobody's.
+            conversation: the conversation that the request belongs to, for whose next request the engine keeps prompt
+                and answer; None: none.
             goes_on: whether it is the rest of an answer that has just ended, see `Scheduler.submit`.
         Raises:
             QueueFull, ContextFull, UsageError: see `Scheduler.submit`.
@@ -83,9 +83,8 @@ class SharedScheduler:
         return answer
 
     def step(self) -> None:
-        """Runs a step of the engine and passes each event to the submitter of its request.
-
-        Within a step it does nothing: the garbage collector may find an answer there that nobody reads any more.
+        """Runs a step of the engine and passes each event to the submitter of its request; does nothing if it is called
+        within a step.
         """
         if self._stepping:
             return
@@ -97,14 +96,14 @@ class SharedScheduler:
             self._stepping = False
 
     def close(self) -> None:
-        """Cancels every request, and passes an event on that to the submitter of each."""
+        """Cancels every request, and passes the event of its end to its submitter."""
         self._events += self._scheduler.close()
         self._tell()
         self.forget()
 
     def forget(self, conversation: object | None = None) -> None:
-        """Releases the sequence that the engine keeps of the conversation that asked last, if that is `conversation`
-        or this is None.
+        """Releases what the engine keeps of the conversation that asked last; if `conversation` is given, only if it is
+        that one.
         """
         if self._kept is not None and conversation in (None, self._kept[0]):
             _close(self._kept[1])
@@ -167,7 +166,7 @@ class SharedSession:
         """Submits a request to the engine; returns the state of its answer, see `ChatSession.submit`.
 
         Raises:
-            UsageError: the answer is to have a form.
+            UsageError: a constraint is given, which a shared engine does not support.
         """
         if constraint is not None:
             raise UsageError("answers from a shared engine cannot be constrained")
@@ -187,7 +186,9 @@ class SharedSession:
         return events
 
     def keep(self) -> None:
-        """Releases the conversation's sequence in the engine, whose whole cache pages other prompts can then reuse."""
+        """Releases the conversation's sequence in the engine; its whole cache pages stay, and other prompts can reuse
+        them.
+        """
         self._scheduler.forget(self)
 
     def close(self) -> None:

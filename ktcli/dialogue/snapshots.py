@@ -20,12 +20,12 @@ IdsOf = Callable[[Sequence[Message]], Sequence[int] | None]
 
 
 def shared_ids(prompt: Sequence[int], messages: Sequence[Message], ids_of: IdsOf) -> int:
-    """Returns the number of leading ids of a prompt that conversations with another first question share; it is the
-    same for all prompts of a conversation.
+    """Returns the number of leading ids of a prompt that conversations with the same system text but another first
+    question share; it is the same for all prompts of a conversation.
 
     Args:
         messages: those that the prompt was made from.
-        ids_of: the ids of the prompt of other messages; None: there are too many.
+        ids_of: returns the ids of the prompt of other messages; None: they are too many.
     """
     system = list(takewhile(lambda each: each["role"] == "system", messages))
     return _parting(prompt, [*system, _another(messages)], ids_of)
@@ -34,12 +34,12 @@ def shared_ids(prompt: Sequence[int], messages: Sequence[Message], ids_of: IdsOf
 def snapshot_positions(
     prompt: Sequence[int], messages: Sequence[Message], ids_of: IdsOf, shared: int
 ) -> tuple[int, ...]:
-    """Returns the positions of a prompt, in ids and ascending, from which other prompts will probably continue; its
-    end is none of them.
+    """Returns the positions in a prompt, in ids and ascending, from which other prompts will probably continue:
+    `shared`, and the one up to which the prompt of the next question is the same; neither 0 nor the prompt's end.
 
     Args:
-        messages, ids_of: see `shared_ids`; a question last.
-        shared: the number that `shared_ids` says.
+        messages, ids_of: see `shared_ids`; the last message is a question.
+        shared: the number that `shared_ids` returns.
     """
     answer = {"role": "assistant", "content": "0"}
     next_one = _parting(prompt, [*messages, answer, _another(messages)], ids_of)

@@ -29,8 +29,8 @@ class Spoken:
 
 
 def remember(spoken: list[Spoken], answer: Spoken) -> None:
-    """Adds an answer to the list `spoken`, which is ordered by place in the text; answers at its place or later are
-    dropped.
+    """Adds an answer to the list `spoken`, ordered by place in the text (`at`), after dropping the answers at its place
+    or later.
     """
     while spoken and spoken[-1].at >= answer.at:
         spoken.pop()
@@ -47,12 +47,13 @@ class Splicer:
     def ids(
         self, rendered: Marked, spoken: Sequence[Spoken], most: int, *, passing: bool = False
     ) -> list[int] | None:
-        """Returns the token ids of a rendered conversation, those of earlier answers as they were generated; None if
-        they are certainly more than `most`.
+        """Returns the token ids of a rendered conversation, in which earlier answers keep the ids that were generated;
+        None if they are certainly more than `most`.
 
         Args:
-            spoken: answers, by where they may be in the text; those that are not there are left out.
-            passing: whether it is no state of the conversation, so that its stretches need not be known again.
+            spoken: the answers, in the order of their places in the text; those that are not there are ignored.
+            passing: whether this prompt is only tried, so that the ids of its parts are not remembered for the next
+                one.
         """
         answers = _present(rendered.text, spoken)
         known = self._known
@@ -92,7 +93,7 @@ class Splicer:
         """Returns whether the ids of an answer decode to all of its text.
 
         Args:
-            foreign: whether they come from a file, which could name control tokens or ids that do not exist.
+            foreign: whether the ids come from a file, which could name control tokens or ids that do not exist.
         """
         if foreign and not all(self._tokenizer.is_text(id) for id in answer.ids):
             return False

@@ -44,7 +44,7 @@ class Timeline:
         """Returns a copy of the timeline, the ids and messages that a model has read, with an answer appended.
 
         Args:
-            depths: how each id of the whole timeline was computed.
+            depths: for each id of the new timeline a byte that says how it was computed, see `engine.forms`.
         """
         messages = (*self.messages, ("assistant", text))
         return replace(self, ids=(*self.ids, *ids), messages=messages, depths=depths)
@@ -82,13 +82,13 @@ def common(before: Sequence[int], now: Sequence[int]) -> int:
 
 
 def lost(before: Timeline, now: Timeline, reused: int, decode: Decode) -> Loss | None:
-    """Returns the cached tokens that the second of two prompts of a conversation cannot reuse, and why; None if it
-    reuses all.
+    """Returns which cached tokens the second of two prompts of a conversation cannot reuse: from which token on, how
+    many, and why; None if it reuses all.
 
     Args:
         before: what was read and answered last.
-        reused: the tokens of `now` that the engine had already.
-        decode: the text of ids, control tokens written out.
+        reused: the number of tokens of `now` that the engine had already.
+        decode: returns the text of ids, control tokens written out.
     """
     if before.model != now.model:
         at = min(reused, len(before.ids))

@@ -129,8 +129,8 @@ class Active:
 
     @property
     def windows_ahead(self) -> int:
-        """The number of KV-cache pages of the layers with a sliding window that the request needs beside those it
-        holds, while steps compute one token; a prompt's chunk takes more for one step.
+        """The number of KV-cache pages of the layers with a sliding window that the request needs beyond those it
+        holds, to go on one token at a time; a step with a longer piece of the prompt briefly takes more.
         """
         return self.sequence.windows_ahead(self._ends)
 
@@ -204,7 +204,7 @@ class Active:
         tokens of the prompt: a piece of the chunk that would be computed in one step if the request were alone.
 
         Raises:
-            PoolFull: there are no pages for it.
+            PoolFull: too few KV-cache pages are available for the run.
         """
         at = self.sequence.length
         if depth := self._depth_found(at):
@@ -236,13 +236,13 @@ class Active:
 
     def writes(self, engine: Engine, room: DraftRoom = NO_DRAFT_ROOM) -> Run:
         """Returns the run (token ids with their positions and KV-cache pages) that computes the ids of the answer that
-        the sequence lacks: one id, or several if its pages were released; and behind them drafted ids, each of which
-        gives logits. Each id is computed as if it came alone.
+        the sequence lacks, followed by drafted ids, each of which gives logits. One id is lacking, or several if the
+        sequence's pages were released before.
 
         Args:
-            room: the rows that the step has for drafts of this answer.
+            room: the number of rows that the step has for drafts of this answer.
         Raises:
-            PoolFull: there are no pages for it.
+            PoolFull: too few KV-cache pages are available for the run.
         """
         at = self.sequence.length
         if at == len(self.known):  # the step before was interrupted after it was computed
@@ -277,8 +277,8 @@ class Active:
         return drafted[: next(unfit, len(drafted))]
 
     def computed(self, run: Run, drafted: int, *, ends_chunk: bool) -> None:
-        """Appends the ids of a run that was computed to the request's sequence, except for the `drafted` ids at its
-        end; appends none if some are drafted and a layer keeps a state.
+        """Appends the ids of a computed run to the request's sequence, except for the `drafted` ids at its end. Appends
+        none if some are drafted and a layer keeps a recurrent state.
         """
         if not drafted:
             self.sequence.commit(run, prompt=ends_chunk)
@@ -286,9 +286,9 @@ class Active:
             self.sequence.commit(run, run.ids.size - drafted, prompt=False)
 
     def keep(self, run: Run, drafted: int, right: int) -> None:
-        """Appends the first `right` of a computed run's `drafted` last ids to the request's sequence. Where layers keep
-        states, the whole run is appended if all drafted ids are right, and else nothing: the states between are not
-        known, and what was right is computed again.
+        """Appends the first `right` of the `drafted` last ids of a computed run to the request's sequence. Where layers
+        keep recurrent states, appends the whole run if all drafted ids are right, else nothing: the right ids are then
+        computed again.
         """
         if not self.sequence.recurrent:
             sure = run.ids.size - drafted

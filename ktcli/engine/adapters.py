@@ -122,8 +122,8 @@ class Adapters:
         files; not to be called during a step.
 
         Raises:
-            UsageError: there is no number left, it has more ranks than there is room for, or it changes a tensor that
-                cannot be changed here.
+            UsageError: no number is left, or the adapter has more ranks than there is room for, or changes a tensor
+                that cannot be changed here.
         """
         free = [n for n in range(1, self.room.most + 1) if n not in self._there]
         if not free:

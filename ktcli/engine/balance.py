@@ -39,8 +39,8 @@ class PieceSize(NamedTuple):
 
 
 def shares(choice: PieceSize, decode_s: float, pure_steps: float) -> tuple[float, float]:
-    """Returns the pair (answers, prompt): the fraction of its full speed that each keeps while one mixed step, of
-    answers and a piece of a prompt, and `pure_steps` steps of answers alone take turns.
+    """Returns the pair (answers, prompt) of the fractions of their full speed that answers and prompt keep while steps
+    alternate: one mixed step, with answers and a piece of a prompt, then `pure_steps` steps of answers alone.
 
     Args:
         decode_s: the seconds Td of a pure step.
@@ -85,10 +85,10 @@ def best_piece(
     Args:
         choices: the sizes, ascending, with their times in the middle of the prompt.
         decode_s: the seconds of a step of answers alone.
-        longest_s: the most seconds of a step; None: as few as cost little of the speed of both together. If even the
-            smallest piece takes longer, waiting cannot be short: then the smallest one that reads at least at half the
-            speed of a whole chunk.
-        before: the size chosen before, which stays unless another is clearly better: equal pieces make equal waits.
+        longest_s: the most seconds of a step; None: MOST_S, and then the smallest piece with which the fractions of
+            `shares`, added up, are at least 95 % of the best. If even the smallest piece takes longer, the smallest one
+            that reads at least at half the speed of a whole chunk is chosen.
+        before: the size chosen before, which stays while it is within 2 to 3 % of the best.
     """
     most_s = MOST_S if longest_s is None else longest_s
     short = [choice for choice in choices if choice.mixed_s <= most_s]

@@ -39,7 +39,7 @@ class Constraint(Protocol):
 
     @property
     def error(self) -> KtError | None:
-        """The error, not due to the answer itself, because of which no id can follow any more; None: there is none."""
+        """The error that keeps any further id from following, not due to the answer itself; None: there is none."""
 
     @property
     def ended(self) -> bool:
@@ -80,8 +80,8 @@ class Forcing:
         self._free = False
 
     def mask(self, vocab: int) -> NDArray[np.uint32] | None:
-        """Returns the bit mask of the ids that may come next, the next forced id or, behind the last one, the stop ids,
-        see `mask_of`; None: any id may come.
+        """Returns the bit mask (see `mask_of`) of the ids that may come next: the next forced id or, after the last
+        forced one, the stop ids. None: any id may come.
         """
         said, forced = self._said, self._forced
         if self._free or said < forced.lead:

@@ -98,7 +98,7 @@ class Engine(ABC):
 
     def how_at(self, position: int) -> int:
         """Returns the byte that encodes how the answer's token at `position` is computed: the number of experts that it
-        may defer, plus 0x80 in models with latent attention, whose absorbed form it takes.
+        may defer, plus 0x80, for the absorbed form of attention, in models with latent attention.
         """
         return self.pools.how(self.depth_at(position))
 

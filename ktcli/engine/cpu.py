@@ -103,15 +103,15 @@ class CpuEngine(Engine):
     @cached_property
     def batch_invariant(self) -> bool:
         """Whether logits have the same bits in any batch. False where bf16 weights (most routers are) can be multiplied
-        in AMX tiles, which round otherwise.
+        in AMX tiles, which round differently.
         """
         rows = {self.pool.isa, *self.plan.rows.values()}
         return not (any(map(has_tiles, rows)) and self._multiplies_bf16())
 
     @cached_property
     def step_times(self) -> StepTimes | None:
-        """The expected seconds of decode steps by their number of rows, modelled until they are measured; None where so
-        few rows can be multiplied in tiles that round otherwise, so that drafts could change an answer.
+        """The expected seconds of decode steps by their number of rows, modelled until they are measured. None if
+        drafts could change an answer: steps of so few rows may be multiplied in AMX tiles, which round differently.
         """
         fewest = self.pool.tile_min[2] if self.pool.tile_min else 0
         if fewest <= MOST_ROWS and not self.batch_invariant:

@@ -92,9 +92,9 @@ class Lookup:
             self.extend(int(id))
 
     def draft(self, most: int) -> Draft:
-        """Returns the `most` ids that followed the latest earlier place of the conversation's last ids, repeating them
-        if fewer followed; of several lengths of last ids, the longest that is found counts. Its `ids` are () if none is
-        found.
+        """Returns the `most` ids that followed the latest earlier occurrence of the conversation's last n ids, repeated
+        if fewer followed; n is the greatest of GRAMS for which there is one. `ids` of the result is () if there is
+        none.
         """
         length = len(self._ids)
         for kind, n in enumerate(GRAMS):

@@ -130,8 +130,8 @@ class StepTimes:
 
     @property
     def needs_plain(self) -> bool:
-        """Whether the next step should be one of a single row, without a draft, so that its time is measured: the times
-        of steps with drafts are compared with it.
+        """Whether the next step should be one of a single row, without a draft, so that its time is measured: fewer
+        than 3 such steps were measured, or none within the last 64 steps.
         """
         return (
             len(self._samples[0]) < _PLAIN_SAMPLES
@@ -140,7 +140,7 @@ class StepTimes:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether neither a step of 2 rows nor one of 3 was measured lately, within the last 512 steps."""
+        """Whether neither a step of 2 rows nor one of 3 was measured within the last 512 steps."""
         return all(self._known(i) is None for i in range(1, 1 + _TRIED))
 
     def _known(self, i: int) -> float | None:
@@ -185,9 +185,11 @@ class Question:
 
 
 def best_length(question: Question, times: StepTimes) -> int:
-    """Returns the number of ids to draft, 0 to len(chances), that gives the most expected tokens per second.
+    """Returns the number of ids to draft, 0 to len(chances), that gives the most expected tokens per second; 0 unless
+    that is over 2 % more than without a draft.
 
-    Where no time of a step with a draft is known, and a short one would probably be right, that is tried.
+    If the step is of one row and no step of 2 or 3 rows was measured recently, up to 2 ids are tried where they are
+    right with a probability above 0.5.
     """
     chances = question.chances[: _affordable(question, times)]
     tokens, all_right, repeated = 1.0 + question.beside, 1.0, 0.0

@@ -125,12 +125,12 @@ class Drafting:
         self._source.follow(ids)
 
     def next(self, waiting: int, most: int, beside: int = 0) -> tuple[int, ...]:
-        """Returns the drafted ids that the next step should try behind the last known id; (): none.
+        """Returns the drafted ids that the next step should try after the last known id; (): none.
 
         Args:
-            waiting: the rows that the step computes again.
-            most: the most ids that there is room for.
-            beside: the rows of other conversations in that step.
+            waiting: the number of known ids that the step computes beside the last one.
+            most: the most drafted ids that there is room for.
+            beside: the number of rows of other conversations in that step.
         """
         self._settle()
         guess = self._source.draft(MOST_DRAFTED)

@@ -35,10 +35,10 @@ def how_to_read(record: bytes, n: int, *, latent: bool, within: int | None = Non
     latent attention takes the absorbed form for it.
 
     Args:
-        record: how the prompt's first ids were computed before, a byte for each; those behind were not.
+        record: how the prompt's first ids were computed before, a byte for each; later ids were not computed.
         n: the number of ids of the prompt.
         latent: whether the model has latent attention.
-        within: no id from this index on is expanded, but for those of the record; None: each may be.
+        within: ids from this index on are not expanded (0x80 not set), except those of `record`; None: each may be.
     """
     record = record[:n].rstrip(b"\0")
     before, most = len(record), max(0, n - 1 if within is None else min(n - 1, within))

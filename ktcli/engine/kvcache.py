@@ -76,8 +76,8 @@ class StateLayout:
 
     @classmethod
     def of(cls, spec: Spec) -> StateLayout:
-        """Returns the layout of a model's recurrent states: the offset of each layer's part, one behind the other, and
-        the f32 elements of a whole state.
+        """Returns the layout of a model's recurrent states: the offset of each layer's part and the size of a whole
+        state, in f32 elements.
         """
         sizes = [ceil_to(s.sequence_elements, _LINE_ELEMENTS) for s in spec.states]
         ends = tuple(accumulate(sizes))

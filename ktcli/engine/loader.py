@@ -48,10 +48,8 @@ class TensorSource(Protocol):
     def fill(
         self, tensor: Tensor, target: Loaded, memory: NDArray[np.uint8], offset: int = 0
     ) -> None:
-        """Writes the tensor's bytes from byte `offset` on into `memory`, as many as it holds; `target` is the same
-        memory in the tensor's form.
-
-        Of a packed tensor these are whole panels, of another one the whole tensor.
+        """Fills `memory` with the tensor's bytes from byte `offset` on: whole panels of a packed tensor, or all of any
+        other one. `target` is the same memory in the tensor's form.
         """
 
     def place(self, tensor: Tensor, whole: Weight, shares: Shares, offset: int = 0) -> None:
@@ -104,7 +102,8 @@ def load(
         only: tells whether a tensor is loaded.
         skip: the experts that are neither read nor touched. Their place is kept, so that an expert's number tells where
             it lies; it takes no memory but for pages shared with others.
-        experts_on: the teams that have the experts of some layers.
+        experts_on: the numbers of the teams that share a layer's experts, by the layer's number; layers without an
+            entry: all teams.
     """
     tensors = [each for each in model.tensors if only(each)]
     kept = _kept(model, skip)
@@ -125,9 +124,9 @@ def load_tensors(
     """Reserves memory for some tensors of a model, fills it from a source, and returns the tensors by name.
 
     Args:
-        kept: the runs of consecutive matrices of each that are filled; None: all.
-        experts_on: the teams that have the experts of some layers.
-        arena: as for `NodeMemory`.
+        kept: the ranges of a tensor's matrices that are filled, by the tensor's name; None: all.
+        experts_on: as for `load`.
+        arena: returns memory of at least so many bytes on a NUMA node; None: `Pool.arena`.
     """
     threads = pool.node_threads
     places = [
@@ -247,8 +246,8 @@ def _matrices(weight: Weight, run: range) -> Weight:
 
 
 def as_array(tensor: Tensor, memory: NDArray[np.uint8]) -> NDArray[Any]:
-    """Returns a view of `memory`, which holds the bytes of a tensor that is not packed, as an array: rows [n, k] of a
-    table, f32 or bf16 bits as uint16, or else an f32 vector.
+    """Returns a view of `memory`, which holds the bytes of a tensor that is not packed, as an array: a table as [n, k],
+    f32 or uint16 (the bits of bf16), any other tensor as an f32 vector.
     """
     if tensor.role is Role.TABLE:
         dtype = np.uint16 if memory.nbytes == BF16_BYTES * tensor.elements else np.float32
@@ -257,7 +256,7 @@ def as_array(tensor: Tensor, memory: NDArray[np.uint8]) -> NDArray[Any]:
 
 
 def require_ids(tensor: Tensor, values: NDArray[Any]) -> None:
-    """Raises BadPack if a tensor that should hold ids of experts holds a number that is not one; does nothing for other
+    """Raises BadPack if a tensor of expert ids holds a number that is not the id of an expert; does nothing for other
     tensors.
 
     Raises:
@@ -294,7 +293,7 @@ class PackSource:
     def fill(
         self, tensor: Tensor, target: Loaded, memory: NDArray[np.uint8], offset: int = 0
     ) -> None:
-        """Reads the tensor's bytes from byte `offset` on from its file into `memory`, as many as it holds."""
+        """Fills `memory` with the tensor's bytes from byte `offset` on, read from its file."""
         place = self._part(tensor, offset, memory.nbytes)
         with self._reading(place) as descriptor:
             self._pool.read_file(descriptor, place.offset, memory)

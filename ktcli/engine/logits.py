@@ -35,8 +35,8 @@ class Logits(NamedTuple):
 
     @classmethod
     def of(cls, values: F32Array, temperature: float = 0.0) -> Logits:
-        """Returns a row of logits [V] together with its summary, computed here: the best id, and for each block of 64
-        logits the greatest one and, unless `temperature` is 0, the sum of exponentials.
+        """Returns a row of logits [V] together with its summary, computed here: the id of the greatest logit and, for
+        each block of 64 logits, the greatest one and, unless `temperature` is 0, the sum of exponentials.
         """
         rows = np.full((-(-len(values) // BLOCK_COLUMNS), BLOCK_COLUMNS), -np.inf, np.float32)
         rows.reshape(-1)[: len(values)] = values

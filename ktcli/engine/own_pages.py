@@ -54,9 +54,8 @@ class OwnPages:
             raise
 
     def seal(self, length: int) -> None:
-        """Gives each page that is full at `length` positions, and has none yet, its content address, by which other
-        sequences find it. Where another page has the same address both stay: what this sequence computed is what it
-        goes on with.
+        """Gives each full page of the first `length` positions its content address, by which other sequences find it,
+        unless it has one. If another page has the same address already, this sequence still keeps its own page.
         """
         for at in range(len(self.keys), length // PAGE_TOKENS):
             label = self.label(PageKind.PAGE, at * PAGE_TOKENS, (at + 1) * PAGE_TOKENS)
@@ -92,8 +91,8 @@ class OwnPages:
             self.windows.pass_by(length)
 
     def favour(self, position: int) -> None:
-        """Makes the pages that sliding-window layers read at `position` be evicted after others, since reuse is likely
-        to begin there.
+        """Lets the sliding-window layers' pages that a token at `position` reads be evicted only after others, since
+        reuse is likely to begin there.
         """
         if self.windows is not None:
             self.windows.favour(self.keys[self.windows.needed(position) :])
@@ -127,7 +126,7 @@ class OwnPages:
         return position if self.windows is None else self.windows.reachable(position, self.keys)
 
     def cut(self, length: int) -> None:
-        """Releases all pages behind the sequence's first `length` positions, the last ones first, so that they are
+        """Releases all pages after the sequence's first `length` positions, the last ones first, so that they are
         evicted first.
         """
         for table in self._tables:

@@ -61,8 +61,9 @@ class OwnStates:
         return max(there, default=None)
 
     def go_back(self, length: int, spare: SpareState | None, kept: int) -> None:
-        """Makes the state of `length` positions the sequence's current one again: the spare state, or if it is None the
-        snapshot in slot `kept`, or if that is -1 the beginning, without a state. Later spare states are dropped.
+        """Makes the state of `length` positions the sequence's current one again, and drops later spare states. The
+        state is `spare`; if that is None, the snapshot in slot `kept`; if `kept` is -1, none: the sequence is at its
+        beginning.
         """
         if spare is not None:
             found = self.pool.back(spare.slot, spare.ticket)

@@ -90,7 +90,7 @@ class Pace:
         """Returns the most tokens of a prompt's chunk that a step should read beside `answers` rows of answers,
         1..chunk.
 
-        Pieces get smaller where the positions before them become many, so that answers wait about equally for each.
+        The more positions come before a piece, the smaller it is, so that answers wait about equally long for each.
 
         Args:
             chunk: the tokens of a whole chunk.
@@ -114,13 +114,12 @@ class Pace:
 
     def shared(self, answers: int, prompts: int, chunk: int) -> int:
         """Returns the most prompt tokens, up to `chunk`, that a step should read beside `answers` rows of answers if
-        they belong to several prompts.
+        they belong to several prompts: as many as keep it within FEW_STEPS times a step of answers alone.
 
-        Prompts that are read together end together, and so may their answers, and the next prompts: without a bound,
-        short ones would gather in long steps. Where a longest wait is asked for, that is the bound.
+        If a longest wait was asked for, or nothing was measured yet, it is `chunk`.
 
         Args:
-            prompts: how many are being read. The steps that a wait is compared with are those of all their answers.
+            prompts: the number of prompts being read, whose answers count as rows of the step of answers alone.
             chunk: the tokens of a whole chunk.
         """
         decode_s = self.decode_s(answers + prompts)

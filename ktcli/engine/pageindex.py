@@ -54,8 +54,9 @@ class PageIndex:
         self._places.clear()
 
     def longest(self, previous: bytes, ids: Ids, depths: Depths) -> CommonBeginning | None:
-        """Returns the page, with the number of ids in common, that follows the prefix with the key `previous` and has
-        the most leading ids in common with `ids`, the one sealed last of several; None: no page has even the first id.
+        """Returns the page that follows the prefix with the key `previous` and has the most leading ids in common with
+        `ids`, and the number of these ids; of several such pages, the one sealed last. None: no page has even the first
+        id in common.
 
         Args:
             ids: [n], at least 1.

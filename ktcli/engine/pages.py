@@ -153,7 +153,7 @@ class PagePool:
         another page has that address, this one gets none.
 
         Args:
-            label: what the page holds, by which `beginning` finds it; None: nobody will look for it there.
+            label: what the page holds, by which `beginning` finds it; None: `beginning` does not find it.
         """
         assert self._holders[page] and page not in self._keys, f"page {page} cannot be sealed"
         if key in self._pages:
@@ -191,15 +191,15 @@ class PagePool:
         return page
 
     def beginning(self, previous: bytes, ids: Ids, depths: Depths) -> tuple[bytes, int] | None:
-        """Returns a pair: the key of the page behind the prefix `previous` that has the most leading ids in common with
-        `ids`, and the number of these ids, see `PageIndex.longest`; None: there is none.
+        """Returns the pair (key, n) of the page that follows the prefix `previous` and has the most leading ids in
+        common with `ids`: its key, and the number of these ids, see `PageIndex.longest`; None: there is none.
         """
         found = self._index.longest(previous, ids, depths) if ids.size else None
         return None if found is None else (self._keys[found.page], found.tokens)
 
     def favour(self, key: bytes) -> None:
-        """Makes the page with the content address `key`, if there is one, be evicted after all that are not favoured,
-        since reuse is likely to begin there.
+        """Lets the page with the content address `key`, if there is one, be evicted only after all that are not
+        favoured, since reuse is likely to begin there.
         """
         page = self._pages.get(key)
         if page is None or page in self._favours:

@@ -74,7 +74,7 @@ class WindowPages:
 
     def most(self, end: int) -> int:
         """Returns the most pages of the sliding-window layers that a sequence of up to `end` positions holds at once,
-        beside those of a prompt's chunk.
+        not counting those of a prompt's chunk.
         """
         return min(pages_for(end), window_pages(self.window))
 
@@ -144,8 +144,8 @@ class PageTable:
         self.end += more
 
     def pass_by(self, length: int) -> None:
-        """Releases the pages that a token at position `length`, or a few positions before, does not reach any more;
-        without a sliding window there are none.
+        """Releases the pages that a token at position `length`, or up to MOST_DRAFTED positions before, does not read
+        any more; without a sliding window there are none.
         """
         first = min(self.needed(length - MOST_DRAFTED), self.end)
         for page in self.numbers[self.first : first].tolist():
@@ -154,7 +154,9 @@ class PageTable:
         self.first = max(self.first, first)
 
     def favour(self, keys: Numbers[bytes]) -> None:
-        """Makes the pages with these content addresses be evicted after others: reuse is likely to begin there."""
+        """Lets the pages with these content addresses be evicted only after others, since reuse is likely to begin
+        there.
+        """
         for key in keys:
             self._pool.favour(key)
 
@@ -183,7 +185,7 @@ class PageTable:
         return 0
 
     def cut(self, length: int, keys: Numbers[bytes]) -> None:
-        """Releases all pages behind the sequence's first `length` positions, the last ones first, so that they are
+        """Releases all pages after the sequence's first `length` positions, the last ones first, so that they are
         evicted first; pages that a window reads at `length`, and were released before, are held again. `length` must be
         `reachable`.
         """

@@ -80,8 +80,8 @@ class Pools:
             self.adapter = kept
 
     def later(self, close: Callable[[], None]) -> None:
-        """Queues `close`, which closes a sequence that has been garbage-collected, in whatever thread: the engine's
-        thread calls it, before or after an operation on pages.
+        """Queues `close`, a function that closes a garbage-collected sequence; the engine's thread calls it before or
+        after an operation on pages. Any thread may call this.
         """
         self.waiting.append(close)
 
@@ -112,8 +112,8 @@ class Pools:
 
     @property
     def available(self) -> tuple[int, int]:
-        """The pair of the numbers of KV-cache pages that can be allocated: ordinary ones, and those of sliding-window
-        layers, 0 if these have none of their own.
+        """The pair (ordinary, window) of the numbers of KV-cache pages that can be allocated; window is 0 if the
+        sliding-window layers have no pages of their own.
         """
         self.begin()
         self.end()

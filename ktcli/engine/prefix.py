@@ -34,8 +34,9 @@ def seed(facts: Mapping[str, object]) -> bytes:
 
 
 def facts_of(model: Model, recipe: Recipe, weights: str) -> dict[str, object]:
-    """Returns the facts that change the bytes of KV-cache pages on every engine, a JSON-like mapping for `seed`: the
-    weights, their formats, and the model's forward.
+    """Returns the facts that change the bytes of KV-cache pages on every engine, a JSON-like mapping for `seed`:
+    "weights", "formats" (a list of names), "model" (a SHA-256 of its description) and, where they apply, "forms",
+    "activations" and "rotations" (variants of how they are computed).
 
     Args:
         model: at the context that is asked for: rotations can depend on it.
@@ -68,7 +69,7 @@ def chain(previous: bytes, ids: Ids, depths: Depths | None = None) -> bytes:
 
     Args:
         ids: those of a page, [64], or of a part of one, [n].
-        depths: how each was computed, [n], see `forms`; None: 0.
+        depths: how each was computed, [n], see `forms`; None: 0 for each.
     """
     digest = hashlib.sha256(previous + bytes([len(ids)]))
     digest.update(np.ascontiguousarray(ids, dtype="<i4").tobytes())

@@ -59,8 +59,8 @@ class Stats:
         return {"memory": self.reused_tokens - sum(self.restored.values()), **self.restored}
 
     def note_reused(self, tokens: int, restored: Mapping[str, int]) -> None:
-        """Records that `tokens` of the prompt's tokens were cached, and how many of them came from each store: those of
-        `restored`, and those recorded when the prompt was looked up before.
+        """Records that `tokens` of the prompt's tokens were cached. `restored` has the number of them that came from
+        each store, by its name; these are added to the ones recorded before, up to `tokens` in all.
         """
         came, left = {**self.restored}, tokens
         for name, n in restored.items():
@@ -72,14 +72,14 @@ class Stats:
 
     @property
     def tokens_per_step(self) -> float:
-        """The average number of answer tokens that a step gave, the answer's first token aside, which the prompt's step
+        """The average number of answer tokens that a step gave, not counting the first token, which the prompt's step
         gives; 0: there was no other step.
         """
         return (self.steps + self.accepted) / self.steps if self.steps else 0.0
 
     def going_on(self, then: Stats) -> Stats:
-        """Returns the statistics of this answer and of the request that continued it, added up into those of one
-        answer; tokens that were put in between the two count as tokens of the answer.
+        """Returns the statistics of this answer and of the request that continued it, `then`, added up as one answer;
+        tokens that were put in between the two count as tokens of the answer.
         """
         put_in = max(0, then.prompt_tokens - self.prompt_tokens - self.tokens)
         return replace(

@@ -45,7 +45,7 @@ class ReadingWorth:
 
     def measure(self, n_tokens: int, seconds: float) -> None:
         """Updates the measured speed of computing prompts (`prompt_tok_s`) with a step that computed `n_tokens` tokens
-        of a sequence in `seconds`; small steps are ignored.
+        of a sequence in `seconds`; steps of fewer than 64 tokens are ignored.
         """
         if n_tokens >= _LEAST_TIMED and seconds > 0:
             fresh = n_tokens / seconds
@@ -53,19 +53,19 @@ class ReadingWorth:
             self.prompt_tok_s = fresh if known is None else (known + fresh) / 2
 
     def begin(self, n_tokens: int) -> None:
-        """Sets the time that may be spent on measuring stores for a new prompt, of which `n_tokens` tokens are left to
-        compute.
+        """Sets the time that may be spent on measuring stores for a new prompt to 5 % of the expected time for
+        computing its remaining `n_tokens` tokens; 0 while the speed of computing is unknown.
         """
         self._allowed_s = _TRIED * n_tokens / self.prompt_tok_s if self.prompt_tok_s else 0.0
 
     def pays(self, n_tokens: int, labels: Numbers[PageLabel], store: Store | None = None) -> bool:
         """Returns whether reading these pages and states from stores is expected to be faster than computing `n_tokens`
-        tokens, or takes so little time that it is worth it to measure a store's speed; True while the speed of
-        computing is unknown.
+        tokens, or fits into the time that `begin` allows for measuring a store of unknown speed; True while the speed
+        of computing is unknown.
 
         Args:
-            labels: what would be read.
-            store: the one that would give all of them; None: each is read where it is nearest.
+            labels: the labels of the pages and states to read.
+            store: the store that would give all of them; None: each comes from the nearest store that has it.
         """
         if self.prompt_tok_s is None:
             return True

@@ -97,7 +97,8 @@ class Sampler:
             logits: the logits of the last position.
             history: the ids so far, for penalties.
             mask: bit i of word j: whether id 32 j + i may be the next; None: all may.
-            likeliest: the number of likeliest ids wanted with it; -1: no logarithms at all.
+            likeliest: the number of likeliest ids whose log-probabilities are wanted besides the chosen id's; -1: none
+                at all, not even that one's.
         """
         settings, temperature = self.settings, self._temperature
         return TokenChoice(
@@ -137,7 +138,7 @@ def given_choice(logits: Logits, id: int, likeliest: int) -> TokenChoice:
     computed.
 
     Args:
-        likeliest: the number of likeliest ids wanted with it.
+        likeliest: the number of likeliest ids whose log-probabilities are wanted besides that of `id`.
     """
     mask = mask_of((id,), logits.values.size)
     row = (logits.values, logits.peaks, logits.sums, logits.best, logits.temperature)

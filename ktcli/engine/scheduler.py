@@ -124,16 +124,18 @@ class Scheduler:
         """Queues a request and returns its answer, which steps fill; its events come from `step`.
 
         Args:
-            sampler: goes on with this random sequence; None: a new one.
-            sequence: the timeline to answer on, which stays the caller's and holds prompt and answer afterwards; None:
-                one that ends with the answer.
-            drafting: the drafts of the conversation, which go on learning; None: new ones, as the request wishes.
-            goes_on: whether it is the rest of an answer that has just ended: it takes that one's place, and waits for
-                nobody.
+            sampler: the sampler whose random numbers are continued; None: a new one.
+            sequence: the sequence for prompt and answer, which stays the caller's; None: a new one, which is closed
+                when the answer ends.
+            drafting: what chooses the conversation's drafts, and goes on learning; None: a new one, by the request's
+                options.
+            goes_on: whether the request continues an answer that has just ended: it takes that one's place without
+                waiting.
         Raises:
-            QueueFull: too many wait already.
+            QueueFull: too many requests wait already.
             ContextFull: the prompt leaves no room for an answer.
-            UsageError: the prompt is empty, or the request makes no sense.
+            UsageError: the prompt is empty, one of its ids or a setting is out of range, or the model does not do what
+                is asked.
         """
         room = self._room(request)
         kept = sequence is not None
@@ -152,7 +154,7 @@ class Scheduler:
         """Runs one step of the engine; returns its events: progress in prompts, new tokens, and ends of answers.
         Without work it returns [] at once.
 
-        A step that is interrupted, by an exception from outside, counts for nothing and can be done again.
+        A step that an exception from outside interrupts has no effect and can be repeated.
         """
         self._steps += 1
         self._collect()

@@ -151,7 +151,7 @@ class Sequence:
             first_output: see `Run`; None: the last id alone gives logits.
             temperature, defer, chunk: see `Run`.
         Raises:
-            ContextFull: there are not so many positions.
+            ContextFull: the context has too few positions for the ids.
             PoolFull: other sequences hold the pages or states; this one is as it was.
         """
         n = ids.size
@@ -194,7 +194,7 @@ class Sequence:
         that other sequences can find them.
 
         Args:
-            tokens: the first so many only, where no layer keeps a state; None: all.
+            tokens: the number of the run's first ids to append; None: all, as is required where a layer keeps a state.
             prompt: whether a run of many tokens is a prompt's chunk, whose end is worth a snapshot.
         """
         n = run.ids.size if tokens is None else tokens
@@ -218,7 +218,7 @@ class Sequence:
 
     @_operation
     def keep(self) -> None:
-        """Stores a snapshot of the sequence's recurrent state, if there is one, and makes the pages of the sliding
+        """Stores a snapshot of the sequence's recurrent state, if there is one, and lets the pages of the sliding
         window before it be evicted late, so that a sequence that begins with the same ids can continue from here.
         """
         states, border = self._states, self.length - self.length % PAGE_TOKENS
@@ -241,8 +241,8 @@ class Sequence:
             self._marks.append(position)
 
     def plan(self, n: int) -> None:
-        """Sets the form of latent attention in which each of the next `n` ids is computed, as a prompt behind the
-        present ids; does nothing if they are those planned by `adopt`, or without latent attention.
+        """Sets the form of latent attention in which each of the next `n` ids is computed, as for a prompt that follows
+        the present ids. Does nothing without latent attention, or if `adopt` planned just these ids.
         """
         end = self.length + n
         if not self._pools.latent or end == self._planned:
@@ -254,9 +254,7 @@ class Sequence:
             self._planned = end
 
     def forget_plan(self) -> None:
-        """Drops the plan of `plan` or `adopt` for how the ids behind the computed ones are to be computed, as it is not
-        known what follows.
-        """
+        """Drops what `plan` or `adopt` set for how the ids after the computed ones are to be computed."""
         self._planned = self.length
 
     def until_mark(self, n: int) -> int:
@@ -319,10 +317,10 @@ class Sequence:
         Args:
             how: how each id is computed; None: as a prompt of which nothing was computed. The deferral of what this
                 sequence holds itself is taken as it is.
-            marks: positions from which other prompts will probably go on; see `mark`. Those that are not worth a step
-                are left out.
+            marks: positions from which other prompts will probably go on, of which those of `worth_a_step` are marked,
+                see `mark`.
             salt: pages are shared with sequences of the same salt only, and of the same adapter.
-            adapter: whose updates its ids get; None: that of all sequences, if there is one.
+            adapter: the adapter with which the ids are computed; None: the default adapter, if there is one.
             bring: whether pages may come from disk, which takes room in memory.
         """
         self._adapter = adapter or self._pools.adapter
@@ -383,8 +381,8 @@ class Sequence:
         nothing without stores.
 
         Args:
-            whole: whether nothing more is to come soon; otherwise stores write, during the next step, as much as fills
-                files.
+            whole: False if more will follow soon: then stores only go on writing what is queued until the end of the
+                next step.
         """
         if self._pools.tier is None:
             return

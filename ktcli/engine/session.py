@@ -68,7 +68,7 @@ class Session:
 
     def truncate(self, position: int) -> int:
         """Drops all ids from `position` on, or from an earlier one where that is not cached any more; returns the
-        length that remains (see `rewind`). What is fed next is a prompt of its own.
+        length that remains (see `rewind`). Ids that are fed next count as a new prompt.
         """
         reached = self.sequence.truncate(position)
         self.sequence.forget_plan()
@@ -88,12 +88,12 @@ class Session:
         valid until the engine's next step.
 
         Args:
-            temperature: the temperature of the logits' sums; 0: without sums.
+            temperature: the temperature for the sums of `Logits`; 0: no sums are made.
             defer: the most experts of a token that may be deferred.
         Raises:
-            ContextFull: they do not fit; nothing was appended.
+            ContextFull: the ids do not fit into the context; nothing was appended.
             PoolFull: other sequences hold the pages for them.
-            UsageError: no ids, or one outside the vocabulary.
+            UsageError: there are no ids, or one is outside the vocabulary.
         """
         fresh = self._checked(ids)
         self.sequence.plan(fresh.size)

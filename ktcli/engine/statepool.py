@@ -83,8 +83,8 @@ class StatePool:
         return len(self._free)
 
     def take(self) -> int:
-        """Allocates a slot for a recurrent state, with one reference; returns its number: a free slot, or else the
-        oldest spare one, or else that of a snapshot, which is dropped.
+        """Allocates a slot for a recurrent state, with one reference, and returns its number: a free slot, else the
+        oldest spare one, else the slot of a snapshot, which is dropped.
 
         Raises:
             PoolFull: all slots are held by sequences.
@@ -114,8 +114,9 @@ class StatePool:
             self._free.append(slot)
 
     def spare(self, slot: int) -> int | None:
-        """Drops a sequence's reference to a slot, but leaves the state there until the slot is needed; returns a
-        ticket, a number with which `back` takes the state up again; None: others hold the slot, or it is a snapshot.
+        """Drops a sequence's reference to a slot, but leaves the state there until the slot is needed. Returns a
+        ticket, the number with which `back` can reclaim the state; None: others hold the slot, or its state is a
+        snapshot.
         """
         if self._holders[slot] > 1:
             self.release(slot)
@@ -146,12 +147,12 @@ class StatePool:
 
     def keep(self, key: bytes, slot: int, at: Place, line: int) -> None:
         """Makes the state in a held slot a snapshot, with a reference of its own, which other sequences find by its
-        key; if there are too many, another snapshot is dropped.
+        key; if the pool has its most snapshots, another one is dropped.
 
         Args:
             key: the key of the prefix whose state it is.
             at: the position of the snapshot.
-            line: a number for the sequence that left it.
+            line: the number of the sequence that left it.
         """
         self._clock += 1
         if key in self._snapshots:
@@ -186,8 +187,8 @@ class StatePool:
         return None if snapshot is None else snapshot.slot
 
     def places(self) -> list[tuple[Place, bytes]]:
-        """Returns a pair (place, key) for each snapshot: its position, with the key of the full pages before it, and
-        the key of its prefix.
+        """Returns a pair (place, key) for each snapshot: where it lies in its sequence (the number of tokens before it
+        and the key of the full pages before it), and the key of its whole prefix.
         """
         return [(each.at, key) for key, each in self._snapshots.items()]
 
@@ -238,9 +239,9 @@ def before_tail(size: int, left: int) -> int:
 
 
 def worth_a_step(positions: Iterable[int], start: int, end: int) -> list[int]:
-    """Returns those of `positions` at which a step of a prompt should end to leave a state there; the prompt's tokens
-    from `start` to `end` are new. Positions right behind the start are left out, and those in the last tokens, before
-    which a step ends anyway.
+    """Returns those of `positions` at which a step should end to leave a state there, for a prompt whose tokens from
+    `start` to `end` are new: those at least 16 tokens after `start` and before `end`; if 64 or more tokens are new, at
+    least 16 before it, where a step ends anyway.
     """
     last = end - _TAIL if end - start >= _LONG else end - 1
     return [position for position in positions if start + _TAIL <= position <= last]

@@ -51,15 +51,15 @@ class StepPart:
 
     @property
     def drafted(self) -> int:
-        """The number of drafted tokens in the request's run: those behind the first token that gives logits; 0 if the
+        """The number of drafted tokens in the request's run: those after the first token that gives logits; 0 if the
         run reads the prompt.
         """
         return 0 if self.reads else max(0, self.tokens - self.run.first_output - 1)
 
     @property
     def row(self) -> Logits:
-        """The logits from which the request's next token is chosen: those after its last id, known or drafted rightly,
-        in the step.
+        """The logits from which the request's next token is chosen: those after the last id of the step that was known,
+        or was drafted and right.
         """
         return self.rows[self.right]
 
@@ -89,8 +89,8 @@ class StepPart:
         self.rows = self.rows[len(self.known) :] if self.active.finish is None else []
 
     def read_on(self, chooser: Chooser) -> PromptRead | None:
-        """Returns the event that tells how much of the prompt is computed after this step; None: no more than before,
-        or the run does not read the prompt.
+        """Returns the event that tells how much of the prompt is computed after this step; None: it is no more than
+        before, or the run does not read the prompt.
 
         Args:
             chooser: computes the log-probabilities of the prompt's tokens, if the request asks for them.
@@ -157,7 +157,7 @@ class StepPart:
         the sequence.
 
         Args:
-            choosing_s: those of the seconds in which tokens were chosen.
+            choosing_s: the part of `seconds` in which tokens were chosen.
         """
         stats, drafted = self.active.answer.stats, self.drafted
         if self.reads:

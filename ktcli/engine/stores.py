@@ -28,7 +28,9 @@ class Rate(Protocol):
 
     @property
     def is_known(self) -> bool:
-        """Whether the speed of the store's reads was measured lately and well."""
+        """Whether `seconds` can be relied on: enough reads were measured recently, or none yet of a store that is
+        assumed to be fast.
+        """
 
     def seconds(self, size_bytes: int) -> float:
         """Returns the predicted seconds of a read of `size_bytes` bytes from the store."""
@@ -51,19 +53,21 @@ class Store(Protocol):
         """Makes the store look for pages and states that other processes stored; called when a request begins."""
 
     def seek(self, labels: Iterable[PageLabel]) -> None:
-        """Looks up which of these pages and states a store has that cannot list its contents; `has` then knows."""
+        """Looks up which of these pages and states are stored, if the store cannot list its contents, so that `has`
+        knows it.
+        """
 
     def has(self, kind: PageKind, key: bytes) -> bool:
         """Returns whether the store has the page or state with this key, as far as is known without asking it."""
 
     def states(self) -> Numbers[tuple[int, bytes, bytes]]:
-        """Returns a tuple (end, previous, key) for each stored state, the longest prefix first: the positions of its
-        prefix, the key of the full pages before, and its own key.
+        """Returns a tuple (end, previous, key) for each stored recurrent state, the longest prefix first: the number of
+        positions of its prefix, the key of the full pages before it, and its own key.
         """
 
     def read(self, labels: Numbers[PageLabel], into: Numbers[U8Array]) -> int:
-        """Reads pages or states into the arrays `into`, one for each label, and checks them; returns the number n of
-        the first ones that were read and are intact; the arrays behind them may hold anything.
+        """Reads pages or states into the arrays `into`, one for each label, and checks them. Returns n: the first n
+        were read and are intact; the arrays of the others may hold anything.
         """
 
     def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> bool:
@@ -100,8 +104,8 @@ class Stores:
         return (store for store in self.all if not store.has(kind, key))
 
     def states(self) -> list[tuple[int, bytes, bytes]]:
-        """Returns a tuple (end, previous, key) for each state in any store, the longest prefix first and each once: the
-        positions of its prefix, the key of the full pages before, and its own key.
+        """Returns a tuple (end, previous, key) for each recurrent state in any store, the longest prefix first and each
+        once: the number of positions of its prefix, the key of the full pages before it, and its own key.
         """
         return sorted({state for store in self.all for state in store.states()}, reverse=True)
 
@@ -126,9 +130,9 @@ class Stores:
             store.hurry()
 
     def read(self, labels: Numbers[PageLabel], into: Numbers[U8Array]) -> list[Store]:
-        """Reads pages or states into the arrays `into`, one for each label, each from the nearest store that has it;
-        returns the store that gave each of the first ones, up to one that did not come intact. The arrays behind these
-        may hold anything.
+        """Reads pages or states into the arrays `into`, one for each label, each from the nearest store that has it, up
+        to the first one that no store gives intact. Returns the store of each one that was read; the arrays of the
+        others may hold anything.
         """
         came: list[Store] = []
         failed: list[Store] = []  # with the first record that did not come

@@ -60,8 +60,8 @@ class Tier:
 
     @property
     def prompt_tok_s(self) -> float | None:
-        """The speed of computing prompts in tokens per second, as measured here or by an earlier process; None: nobody
-        measured it.
+        """The speed of computing prompts in tokens per second, as measured here or by an earlier process; None: it was
+        not measured.
         """
         return self._worth.prompt_tok_s
 
@@ -105,8 +105,8 @@ class Tier:
         self._in_step = True
 
     def step_ended(self, n_tokens: int) -> None:
-        """Records that a step that computed `n_tokens` tokens of a sequence has ended now, and takes its speed into
-        account.
+        """Records that a step that computed `n_tokens` tokens of a sequence has ended now, and updates `prompt_tok_s`
+        with its speed.
         """
         self._in_step = self._hastens = False
         self._touched = time.monotonic()
@@ -120,11 +120,11 @@ class Tier:
 
     def kept(self, slot: int, label: PageLabel, line: int, *, marked: bool = False) -> None:
         """Records a snapshot of a sequence's state to be stored: at once if `marked`; else, if it is one of the
-        sequence's latest two, when the turn is over.
+        sequence's latest two, at the next `turn_over`.
 
         Args:
             slot: the slot that has the snapshot.
-            line: a number for the sequence.
+            line: the number of the sequence.
             marked: whether other prompts will continue from it, see `Sequence.mark`.
         """
         if marked:
@@ -146,17 +146,17 @@ class Tier:
         self._latest.clear()
 
     def hasten(self) -> None:
-        """Lets stores write at full speed until the end of the next step: `persist` follows soon, and then less is left
-        to write.
+        """Lets stores write at full speed until the end of the next step, so that `persist`, which follows soon, has
+        less to write.
         """
         self._hastens = True
 
     def persist(self, labels: Iterable[PageLabel]) -> None:
-        """Makes the stores write everything in the queue at once, to which these pages and the latest snapshots are
-        added; does not wait for it.
+        """Adds these pages and the latest snapshots to the queue, and makes the stores write all of it at once, without
+        waiting for that.
 
         Args:
-            labels: of the full pages of a sequence; those that memory has not any more are left out.
+            labels: the labels of a sequence's full pages; pages that are no longer in memory are left out.
         """
         for label in labels:
             for each in self._memory.kinds.values():

@@ -22,8 +22,9 @@ class Turns:
         self._served = 0
 
     def first(self, answers: Collection[Answer], step: int) -> list[Answer]:
-        """Returns the answers sorted by their turn at this step, the next one first: by priority, which rises with
-        waiting, then by how long ago the caller was served, then by age.
+        """Returns the answers sorted by their turn at this step, the next one first: those that continue an answer,
+        then by priority, which rises by 1 with every 256 steps of waiting, then by how long ago their caller was
+        served, then by age.
         """
         return sorted(answers, key=lambda answer: self._rank(answer, step))
 
@@ -44,7 +45,7 @@ class Turns:
 
 
 def require_room(waiting: int, limit: int) -> None:
-    """Raises QueueFull if `waiting` requests wait already and the limit is reached.
+    """Raises QueueFull if the number of requests that wait, `waiting`, has reached `limit`.
 
     Raises:
         QueueFull: no further request may wait.

@@ -90,8 +90,8 @@ def checkpoints(output: Path) -> list[Path]:
 
 
 def others(output: Path, resumed: Path | None) -> list[Path]:
-    """Returns the paths of the checkpoints in an output folder that do not belong to a run's history: all but the one
-    that it resumes and those before that. Left there, they would be taken for its own later ones.
+    """Returns the paths of the checkpoints in an output folder that do not belong to a run's history: those after
+    `resumed`, or all if that is None or not in the folder.
     """
     found = checkpoints(output)
     if resumed is None or resumed.resolve().parent != output.resolve():

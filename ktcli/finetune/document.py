@@ -18,7 +18,7 @@ def read_document(path: Path) -> dict[str, Any]:
     """Returns the keys and values of a YAML file of settings, whose top level is a mapping with texts as keys.
 
     Raises:
-        NotFound: it cannot be read. UsageError: it is too large, or not a YAML file of keys and values.
+        NotFound: the file cannot be read. UsageError: it is too large, or not a YAML file of keys and values.
     """
     shown = str(path)[:300]
     try:

@@ -203,7 +203,7 @@ class Forecaster:
 
 
 def row_elements(model: Model) -> int:
-    """Returns the number of elements that one token has in the results of the dense products of all layers and in three
-    residuals of each layer: what passes through memory is in proportion to it.
+    """Returns the number of elements of one token in the results of all dense products and in three residuals of each
+    layer, as a measure of what a step moves through memory.
     """
     return dense_elements(model).total() + 3 * model.spec.hidden * model.spec.layers

@@ -50,8 +50,8 @@ class RunLog:
             raise BadCheckpoint(f"{path} is damaged: {error}") from None
 
     def add(self, step: int, **figures: float) -> dict[str, Any]:
-        """Adds an entry with these figures, the step and the epoch to the log in memory; returns the entry, as
-        `log_history` has it.
+        """Adds an entry to the log in memory and returns it: a dict with "epoch", "step" and the figures, such as
+        "loss", by name.
         """
         entry = {"epoch": round(step / self.per_epoch, 4), "step": step, **figures}
         self.entries.append(entry)
@@ -77,10 +77,10 @@ class RunLog:
         smallfiles.write(output / LOG, text)
 
     def append(self, output: Path, entry: dict[str, Any], seconds: float, tokens: int) -> None:
-        """Appends the line of an entry to trainer_log.jsonl in the output folder.
+        """Appends an entry to trainer_log.jsonl in the output folder, as a line of JSON.
 
         Args:
-            seconds: the time that the run has taken.
+            seconds: the seconds that the run has taken.
             tokens: the tokens that were read so far.
         Raises:
             OSError: it cannot be written.

@@ -209,8 +209,8 @@ def total_bytes(parts: Sequence[MemoryPart]) -> int:
 
 
 def program_elements(model: Model) -> int:
-    """Returns the number of f32 elements that the buffers of the native products hold for one row (token): the widest
-    input, output and row of experts, and what the slots of its experts need forward and backward.
+    """Returns the number of f32 elements that the buffers of the native products hold for one row (token) in the
+    forward and backward pass.
     """
     found = products_of(model)
     body = [each.weight for each in found.linear if each.weight.part is not ModelPart.HEAD]
@@ -236,8 +236,8 @@ def _slot_elements(found: ModelProducts) -> int:
 
 
 def dropped_elements(factors: Sequence[TrainedFactors]) -> int:
-    """Returns the number of elements that the trained factors of dense matrices read of one row (token) in the layer
-    where that is most: with dropout each reads a copy of its own.
+    """Returns the number of input elements that the trained factors of dense matrices read for one row (token), in the
+    layer where they are most. With dropout each factor reads its own copy.
     """
     found = Counter[int | None]()
     for each in factors:

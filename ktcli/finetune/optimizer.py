@@ -79,8 +79,8 @@ class FactorOptimizer:
         return norm
 
     def moments(self) -> dict[str, Tensor]:
-        """Returns AdamW's moments of each factor by name ("NAME.a.exp_avg"), f32 or bf16 in its shape, not copied:
-        zeros before the first step.
+        """Returns AdamW's two moments of each factor, by names such as "NAME.a.exp_avg" and "NAME.a.exp_avg_sq": f32 or
+        bf16 in the factor's shape, not copied, zeros before the first step.
         """
         if self._half is not None:
             return self._half.state

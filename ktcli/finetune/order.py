@@ -56,8 +56,8 @@ def _shuffled(count: int, seed: int, epoch: int) -> tuple[int, ...]:
 def units_of(
     lengths: Sequence[int], numbers: Sequence[int], cutoff: int, *, packs: bool
 ) -> tuple[Unit, ...]:
-    """Returns the trained samples as units that count as one document each: tuples of sample indices, with one sample
-    each, or packed: joined in their order up to `cutoff` tokens.
+    """Returns the trained samples as units that count as one document each: tuples of sample indices. A unit has one
+    sample or, if `packs`, as many consecutive ones as fit into `cutoff` tokens.
 
     Args:
         lengths: the tokens of each sample.
@@ -109,8 +109,7 @@ class RateSchedule:
     def of(cls, settings: FinetuneSettings, steps: int) -> RateSchedule:
         """Returns the schedule of learning rates that the settings describe, for a run of `steps` steps.
 
-        A warm-up given as a share of the steps never is all of them: the only step of a run would have the rate 0, and
-        train nothing.
+        A warm-up given as a share of the steps is at most `steps` - 1.
         """
         warmup = settings.warmup_steps or min(math.ceil(settings.warmup_ratio * steps), steps - 1)
         kind = settings.lr_scheduler_type

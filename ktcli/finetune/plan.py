@@ -149,7 +149,7 @@ class FinetunePlan:
         """Raises an error if the run does not fit into main memory, or into that of the GPU if one is used.
 
         Raises:
-            NotEnoughMemory: it does not; the hint has what would fit.
+            NotEnoughMemory: the run does not fit; the hint says what would.
         """
         gpu = self.gpu
         if gpu is not None and not gpu.fits:
@@ -239,7 +239,7 @@ def plan_run(
 
 
 def most_tokens(data: TrainingSplit) -> int:
-    """Returns the most tokens that an optimizer step can have: those of its longest documents."""
+    """Returns the most tokens of an optimizer step: the sum over as many of the longest documents as it has."""
     lengths = [len(each.ids) for each in data.read.samples]
     units = sorted((sum(lengths[n] for n in unit) for unit in data.order.units), reverse=True)
     return sum(units[: data.order.per_step])

@@ -162,7 +162,8 @@ def plan_asked(
     that nobody asked for is used if it has enough memory, and the model is not small.
 
     Args:
-        data, ready: None: the model need not be on disk, and steps are taken to be full.
+        data: None: not read, and every step is taken to be full.
+        ready: None: the model is not on disk, or not converted.
     Raises:
         UsageError: the settings do not fit the model, or there is no such GPU.
         DeviceError: a GPU was asked for, and there is none or it cannot be used.
@@ -200,9 +201,10 @@ def begin_output(asked: Asked) -> Path | None:
     """Returns the path of the checkpoint that the run resumes from; None: it starts anew. Nothing is written.
 
     Raises:
-        UsageError: there are checkpoints of which nobody said what is to become, or there is none to go on from.
-        NotFound, BadCheckpoint: what is to be gone on from is not a checkpoint.
-        KtError: the output folder can certainly not be made.
+        UsageError: the folder has checkpoints that the run neither resumes nor may overwrite, or has none to resume
+            from.
+        NotFound, BadCheckpoint: the checkpoint to resume from is missing or damaged.
+        KtError: the output folder cannot be made.
     """
     s, output = asked.settings, asked.output
     _require_folder(output)
@@ -249,7 +251,7 @@ def held_output(asked: Asked) -> Iterator[Path]:
     it was created and nothing was written into it.
 
     Raises:
-        KtError: it cannot be made. Busy: another run holds it.
+        KtError: the folder cannot be made. Busy: another run has locked it.
     """
     output = asked.output
     made = not os.path.lexists(output)

@@ -132,7 +132,7 @@ class FinetuneRun:
         checkpoint's factors already.
 
         Raises:
-            BadCheckpoint: it is damaged.
+            BadCheckpoint: the checkpoint is damaged.
         """
         checkpoint.restore_optimizer(folder, saved.step, self._optimizer)
         self.log.restore(folder, saved.step)

@@ -146,8 +146,8 @@ class FinetuneSettings:
         return self.disable_gradient_checkpointing or self.kt_cpu_activation == "retain"
 
     def evaluated_each(self, per_epoch: int) -> int | None:
-        """Returns after how many steps each the held-out samples are evaluated, if an epoch has `per_epoch` steps;
-        None: never.
+        """Returns the number of optimizer steps from one evaluation of the held-out samples to the next, if an epoch
+        has `per_epoch` steps; None: they are never evaluated.
         """
         if self.eval_strategy == "no":
             return None
@@ -155,7 +155,7 @@ class FinetuneSettings:
 
     @property
     def samples(self) -> SampleSettings:
-        """Those of the settings by which rows of data become samples; they have the same names in SampleSettings."""
+        """The settings that decide how rows of data become samples, under the same names."""
         names = (each.name for each in fields(SampleSettings))
         return SampleSettings(**{name: getattr(self, name) for name in names})
 
@@ -229,7 +229,7 @@ def require_possible(settings: FinetuneSettings) -> None:
     """Raises an error if fine-tuning settings contradict each other, or ask for what kt cannot do.
 
     Raises:
-        UsageError: they do.
+        UsageError: the settings are contradictory or not supported.
     """
     s = settings
     if not s.do_train:

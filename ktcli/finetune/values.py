@@ -62,7 +62,7 @@ def switch(value: Any) -> bool:
     """Returns the bool that a value of a setting means: a bool, or a text such as "true", "no", "on".
 
     Raises:
-        WrongValue: it means neither.
+        WrongValue: the value means neither true nor false.
     """
     found = value if isinstance(value, bool) else _SWITCHES.get(str(value).strip().lower())
     if found is None:
@@ -74,7 +74,7 @@ def text(value: Any) -> str:
     """Returns a value of a setting as text: a text as it is, a number written out.
 
     Raises:
-        WrongValue: it is not a text or a number, or has characters that the name of a file cannot have.
+        WrongValue: the value is not a text or a number, or has characters that the name of a file cannot have.
     """
     if not isinstance(value, str | int | float) or isinstance(value, bool) or not _is_plain(value):
         raise WrongValue(f"must be a text, not {_shown(value)}")
@@ -98,7 +98,7 @@ def names(value: Any) -> tuple[str, ...]:
     """Returns the names in a value of a setting: a list of texts, or a comma-separated text.
 
     Raises:
-        WrongValue: it is something else, or has no name.
+        WrongValue: the value is something else, or has no name in it.
     """
     listed = value.split(",") if isinstance(value, str) else value
     if not isinstance(listed, list | tuple) or not all(isinstance(each, str) for each in listed):
@@ -115,7 +115,7 @@ def shares(value: Any) -> tuple[float, ...]:
     """Returns the numbers in a value of a setting, a list or a comma-separated text, each above 0 and at most 1.
 
     Raises:
-        WrongValue: it is something else.
+        WrongValue: the value is something else.
     """
     listed = value.split(",") if isinstance(value, str) else value
     if not isinstance(listed, list | tuple) or len(listed) > _MOST_NAMES:
@@ -127,7 +127,7 @@ def switch_or_text(value: Any) -> bool | str:
     """Returns a value of a setting as a bool if it means true or false (see `switch`), else as text.
 
     Raises:
-        WrongValue: it is a list or an object.
+        WrongValue: the value is a list or an object.
     """
     try:
         return switch(value)

@@ -126,8 +126,8 @@ def _possible(facts: Facts) -> bool:
 
 
 def known_for_tiles(model: str | None, signature: tuple[int, int] | None) -> str:
-    """Returns the name of a CPU's generation ("Sapphire Rapids"), or the part of its marketing name that shows it, if
-    CPUs of that generation have AMX; "" otherwise.
+    """Returns what shows that a CPU is of a generation that has AMX: the generation's name ("Sapphire Rapids"), found
+    by `signature`, else the matching part of the marketing name; "" if neither shows it.
 
     Args:
         model: the marketing name of the CPU; None: unknown.

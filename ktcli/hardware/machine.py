@@ -54,9 +54,8 @@ class Cpu:
 
     @property
     def threads(self) -> int:
-        """The number of threads worth starting: one per fast core, no more than the CPU time allowed.
-
-        Rounded down: a team that uses up its time is stopped as a whole until the next period.
+        """The default number of threads: one per fast core, but no more than the CPU quota,
+        rounded down; at least 1.
         """
         return max(
             1, len(self.fast) if self.quota is None else min(len(self.fast), int(self.quota))

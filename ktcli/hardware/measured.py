@@ -47,8 +47,8 @@ def load(cpu: Cpu, threads: int, isa: str | None = None) -> Measured | None:
 
 
 def entry(cpu: Cpu, threads: int, isa: str) -> dict[str, Any]:
-    """Returns the entry of this CPU model, thread count and row of kernels `isa` in `measured.json`: values by name,
-    unchecked; empty if there is none.
+    """Returns the entry of this CPU model, thread count and row of kernels `isa` in `measured.json`: its values
+    (`read_bps`, `int8_ops`, `bf16_ops`, `date` …) by name, unchecked; empty if there is none.
     """
     return entries().get(key(cpu.model, threads, isa), {})
 

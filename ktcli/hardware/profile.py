@@ -34,8 +34,8 @@ MAX_NUMBER = 1e18  # bytes, or operations per second
 
 
 def document(machine: Machine) -> dict[str, Any]:
-    """Returns the machine as a JSON object, with core numbers as lists in text ("0-31"); `from_document` is the
-    inverse.
+    """Returns the machine as a JSON object with the fields of `Machine` by name, in which core numbers are text
+    ("0-31"); `from_document` is the inverse.
     """
     found = asdict(machine)
     for name in ("cores", "efficient"):

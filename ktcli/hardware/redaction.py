@@ -14,11 +14,11 @@ _LEAST = 4  # characters of a secret's value: shorter ones are words
 
 
 def redacted(found: Any, names: Mapping[str, str]) -> Any:
-    """Returns a JSON document with private names, tokens, home folders and credentials replaced in all its strings;
-    keys are kept, as kt wrote them.
+    """Returns a JSON document with private names, tokens, home folders and credentials replaced in all its string
+    values; keys are kept.
 
     Args:
-        names: the texts to replace, each with its replacement.
+        names: replacements by the text to replace.
     """
     if isinstance(found, Mapping):
         return {key: redacted(value, names) for key, value in found.items()}

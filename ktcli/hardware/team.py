@@ -45,8 +45,8 @@ class NodeTeam:
 
 
 def team_size(cpu: Cpu, asked: int | None = None) -> int:
-    """Returns the number of threads to start: `asked`, else the setting `threads` or KT_THREADS, else one per fast core
-    within the allowed CPU time.
+    """Returns the number of threads to start: `asked`, else the setting `threads` or KT_THREADS, else `cpu.threads`,
+    one per fast core within the CPU quota.
 
     Raises:
         UsageError: KT_THREADS is not a number of threads, or more threads are asked for than there are cores.
@@ -56,10 +56,11 @@ def team_size(cpu: Cpu, asked: int | None = None) -> int:
 
 
 def forced_size(cpu: Cpu, asked: int | None = None) -> int | None:
-    """Returns the number of threads that --threads (`asked`) or else KT_THREADS asks for; None: neither does.
+    """Returns the number of threads that --threads (`asked`) or else the setting `threads` or KT_THREADS asks for;
+    None: none of them does.
 
     Raises:
-        UsageError: as `team_size`.
+        UsageError: KT_THREADS is not a number of threads, or more threads are asked for than there are cores.
     """
     if asked is not None:
         return _within(cpu, asked, f"--threads asks for {asked} threads")
@@ -70,8 +71,8 @@ def forced_size(cpu: Cpu, asked: int | None = None) -> int | None:
 
 
 def planned_size(cpu: Cpu, asked: int | None = None, gpus: int = 0) -> int:
-    """Returns the number of threads to plan with for a machine other than this one: `asked`, else those worth starting
-    less one per GPU, at least 1. KT_THREADS does not apply.
+    """Returns the number of threads to plan with for a machine other than this one: `asked`, else `cpu.threads` less
+    one per GPU, at least 1. KT_THREADS does not apply.
 
     Args:
         gpus: the number of GPUs in use; each takes a core, for the thread that drives it.
@@ -134,13 +135,11 @@ def node_teams(
     """Returns the teams into which `threads` threads are divided over the NUMA nodes, in the order of the nodes: each
     with its number of threads, the CPUs they are pinned to, and the nodes that hold its memory.
 
-    - Threads go to the teams in proportion to their cores, at least one to each.
-    - With `auto` and fewer threads than nodes there are as many teams as threads; neighbouring nodes
-      share one, so that all memory is still used.
-    - A count above the nodes splits nodes in proportion to their cores, one below puts neighbours
-      together. Every team has a thread, so N teams have at least N threads; where that is more than
-      there are cores, nothing is pinned.
-    - One team where there is one node is not bound: there is nothing to choose from.
+    - Threads are divided in proportion to the teams' cores, at least one per team.
+    - With `auto` there is one team per node, but no more teams than threads; neighbouring nodes then share a team.
+    - With N teams on fewer nodes, nodes are split in proportion to their cores; on more nodes, neighbours share a team.
+      There are at least N threads. None is pinned if a team has more threads than cores.
+    - A single team is not bound to a node's memory if there is only one node to choose from.
 
     Args:
         threads: at most as many as cores (`team_size`); with `nodes=LIST`, of those nodes (`on_nodes`).
@@ -242,9 +241,7 @@ def proportional(count: int, weights: Sequence[int]) -> list[int]:
 
 
 def bound_nodes(teams: Sequence[Team]) -> int:
-    """Returns the number of different memories that teams are bound to, each of one or several NUMA nodes; 1 where no
-    team is bound.
-    """
+    """Returns the number of different sets of NUMA nodes to whose memory teams are bound; 1 if no team is bound."""
     return max(1, len({team.memory for team in teams if team.memory}))
 
 

@@ -52,11 +52,12 @@ class AskedHow:
     numa: Numa | None = None
 
     def wanted(self, questions: Sequence[TaskQuestion], most: int, streams: int) -> Wanted:
-        """Returns the options with which the engine is loaded, its context long enough for all questions and answers.
+        """Returns the options with which the engine is loaded, with a context for the longest question and its answer,
+        but of at most `most` positions.
 
         Args:
             most: the positions that the model can have.
-            streams: the prompts that are answered at the same time.
+            streams: the number of prompts that are answered at the same time.
         """
         context = min(most, max(each.longest for each in questions) + self.max_tokens)
         scored = any(each.choices for each in questions)
@@ -86,8 +87,8 @@ class Answered:
     answers: tuple[GivenAnswer, ...]
 
     def is_right(self, model: int) -> bool:
-        """Returns whether the answer of the model with this index is right: by its choice where there are choices,
-        else literally.
+        """Returns whether the answer of the model with this index is right: it chose the right one of the choices or,
+        without choices, its text is literally the right answer.
         """
         task, given = self.question.task, self.answers[model]
         if given.chosen is not None:
@@ -103,13 +104,14 @@ def ask(
     most: int,
     listener: Listener = SILENT,
 ) -> list[Answered]:
-    """Returns each question with the answers of all models to it; after Ctrl-C those that all models have answered.
+    """Returns each question with the answers of all models to it; after Ctrl-C only the questions that all models have
+    answered.
 
     Args:
         ready: the model with its adapter, if one of `models` is adapted.
         most: the positions that the model can have.
     Raises:
-        NotEnoughMemory: it does not fit. KeyboardInterrupt: Ctrl-C came before the first answer.
+        NotEnoughMemory: the model does not fit into memory. KeyboardInterrupt: Ctrl-C came before the first answer.
     """
     engine, streams = _loaded(ready, lambda streams: how.wanted(questions, most, streams), listener)
     with Interrupt() as interrupt:

@@ -45,14 +45,14 @@ class HeldOutData:
 
     @cached_property
     def windows(self) -> tuple[tuple[Window, Mask], ...]:
-        """For each sample (its ids as a window up to the last trained token, a bool mask of the window's predictions
-        that says which are of trained tokens).
+        """For each sample a pair (window, mask): its ids up to the last trained token as a window, and for each of the
+        window's counted predictions whether it is of a trained token, bool.
         """
         return tuple(window_of(each.ids, each.trained) for each in self.samples)
 
     @property
     def predictions(self) -> int:
-        """The number of token predictions that count in the windows of all samples."""
+        """The number of counted token predictions in all samples: in each from the first trained token to the last."""
         return sum(window.counted for window, _ in self.windows)
 
     @property
@@ -74,8 +74,11 @@ class RowMean:
 
     @classmethod
     def of(cls, sums: F64, counts: F64) -> RowMean:
-        """Returns the mean of a value over the tokens of all rows, with its 95 % interval (None for few rows), from
-        each row's sum of the value and its number of tokens, both [rows] f64.
+        """Returns the mean of a value over the tokens of all rows, with its 95 % interval (None for fewer than 8 rows).
+
+        Args:
+            sums: for each row the sum of the value over its tokens, float64 [rows].
+            counts: the number of tokens of each row, float64 [rows].
         """
         found = grouped_interval(sums, counts) if len(sums) >= LEAST_GROUPS else None
         return cls(float(sums.sum() / counts.sum()), found)
@@ -130,8 +133,8 @@ class HeldOutLoss:
 
 
 def window_of(ids: Sequence[int], trained: Sequence[bool]) -> tuple[Window, Mask]:
-    """Returns a document as a window of its ids up to the last trained token, and a bool mask of the window's counted
-    predictions, from the first trained token on, that says which are of trained tokens.
+    """Returns a document as a pair (window, mask): its ids up to the last trained token as a window that counts
+    predictions from the first trained token on, and for each of these whether it is of a trained token, bool.
     """
     marked = np.array(trained, dtype=np.bool_)
     marked[0] = False  # predicted from nothing
@@ -146,11 +149,12 @@ def read_held_out(
     settings: FinetuneSettings,
     listener: Listener = SILENT,
 ) -> HeldOutData:
-    """Returns the samples of data files as `kt finetune` makes them, with those that it holds out; they are the same
-    for all variants.
+    """Returns the samples of data files as `kt finetune` makes them, and those of them that it holds out; they are the
+    same for all variants.
 
     Raises:
-        UsageError: the data is not what it should be, or two models make different samples of it.
+        UsageError: the data is invalid, samples may be longer than a model's context, or two models make different
+            samples.
     """
     packs = {variant.ready.pack: variant for variant in variants}
     for variant in packs.values():
@@ -188,13 +192,13 @@ def measure_with_text(
     asked: EvalRequest,
     listener: Listener = SILENT,
 ) -> tuple[HeldOutLoss, list[Scores]]:
-    """Measures how well each variant predicts the held-out rows, and a text after them; returns the loss of the rows,
-    and for each variant the scores of the text.
+    """Measures how well each variant predicts the held-out rows, and then a text; returns (the variants' loss on the
+    rows, for each variant the scores of the text).
 
     Args:
         text: windows of the text; (): there is none.
     Raises:
-        NotEnoughMemory: one of the variants does not fit alone. KeyboardInterrupt: Ctrl-C came before the first row.
+        NotEnoughMemory: a variant does not fit into memory alone. KeyboardInterrupt: Ctrl-C came before the first row.
     """
     over = [*(window for window, _ in data.windows), *text]
     longest = max(len(window.ids) - 1 for window in over)

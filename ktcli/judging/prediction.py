@@ -25,13 +25,12 @@ from ktcli.text.passage import Passage, Reading, read_with
 def read(
     variants: Sequence[Variant], passage: Passage, most: int, *, allow_special: bool = False
 ) -> Reading:
-    """Returns the token ids of a text, the first `most`, which are the same for all variants.
+    """Returns the first `most` token ids of a text, which are the same for all variants.
 
     Args:
-        most: the most ids.
-        allow_special: whether the text may give control tokens.
+        allow_special: whether the text may contain control tokens.
     Raises:
-        UsageError: two models cut it differently.
+        UsageError: two models split the text into different tokens, or have vocabularies of different sizes.
     """
     packs = {variant.ready.pack for variant in variants}
     readings = {pack: read_with(pack, passage, most, allow_special=allow_special) for pack in packs}
@@ -50,10 +49,10 @@ def read(
 def cut(
     reading: Reading, passage: Passage, asked: EvalRequest, listener: Listener = SILENT
 ) -> list[Window]:
-    """Returns the ids of a text cut into windows for measuring, of the length and stride that are asked for.
+    """Returns the ids of a text cut into windows for measuring, of the length and stride in `asked`.
 
     Raises:
-        UsageError: the text is too short for an interval.
+        UsageError: the text has fewer than 256 tokens to predict.
     """
     over = windows(reading.ids, asked.length, asked.stride, reading.begin)
     n = sum(window.counted for window in over)
@@ -75,14 +74,14 @@ def measure(
     asked: EvalRequest,
     listener: Listener = SILENT,
 ) -> tuple[list[Scores], bool]:
-    """Measures how well each variant predicts the text in the windows `over`; returns the scores of each variant, and
-    whether all of the text was read.
+    """Measures how well each variant predicts the text in the windows `over`; returns (the scores of each variant,
+    whether all of the text was read).
 
-    All engines run at once if they fit into memory; else one after the other, without the divergence of
-    their predictions, for which two must run together.
+    All engines run at once if they fit into memory; else one after another, and the scores have no divergence of a
+    variant's predictions from the first one's.
 
     Raises:
-        NotEnoughMemory: one does not fit alone; nothing was loaded.
+        NotEnoughMemory: a variant does not fit into memory alone; nothing was loaded.
     """
     found = [_NOTHING] * len(variants)
 

@@ -52,7 +52,7 @@ class TaskQuestion:
 
     @property
     def longest(self) -> int:
-        """The most ids that one of the question's prompts, or a prompt with a choice, has."""
+        """The number of ids of the longest prompt of the question, or of the longest prompt with a choice behind it."""
         choices = (len(window.ids) for each in self.choices for window, _ in each)
         return max(*(len(prompt.ids) for prompt in self.prompts), 0, *choices)
 
@@ -68,11 +68,11 @@ class QuestionSet:
 def questions_of(
     read: TaskSet, models: Sequence[AskedModel], settings: SampleSettings, *, recurrent: bool
 ) -> QuestionSet:
-    """Returns the tasks of a data file encoded as prompts for the models; tasks that one of the models cannot be asked
-    are left out for all.
+    """Returns the tasks of a data file encoded as prompts for the models. A task is left out for all models if a chat
+    template refuses it or one of its choices, or its prompt has more than `cutoff_len` tokens.
 
     Args:
-        recurrent: whether some layer of the models keeps a state.
+        recurrent: whether some layer of the models keeps a recurrent state.
     Raises:
         BadCheckpoint: a chat template is broken.
     """

@@ -50,8 +50,8 @@ class TaskVerdict:
 def verdicts(
     sets: Sequence[QuestionSet], models: Sequence[AskedModel], answered: Sequence[Answered]
 ) -> list[TaskVerdict]:
-    """Returns, for each data file of which a question was answered, how many answers of each model are right, and
-    which questions the last model gained and lost against the first.
+    """Returns, for each data file of which a question was answered, how many answers of each model are right, and which
+    questions the last model answers rightly but the first does not (gained), or the reverse (lost).
     """
     by_question = {id(each.question): each for each in answered}
     found = []

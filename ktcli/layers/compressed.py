@@ -41,7 +41,7 @@ class Compressor:
     @cached_property
     def projection(self) -> Tensor:
         """The stacked projection [2 * columns, hidden] of the input to the rows that are pooled, then to their scores;
-        kept in bf16, as it is published, where all else is in 8 bits."""
+        kept in bf16, as published."""
         shape = (self.shape.columns, self.hidden)
         pieces = (Stored(f"{self.source}.{of}.weight", shape) for of in ("wkv", "wgate"))
         name = f"{self.name}.projection"
@@ -67,11 +67,11 @@ class Compressor:
         return self.projection, self.bias, self.norm
 
     def forward(self, b: Backend, x: Value, first: int) -> Value:
-        """Returns the pooled rows [T, dim] of the input x [T, hidden]: one for each token, of which only those of
-        tokens that complete a window count.
+        """Returns the pooled rows [T, dim] of the input x [T, hidden]: one for each token, of which only the rows of
+        tokens that complete a window are meaningful.
 
         Args:
-            first: the element of the layer's state at which the compressor's own state begins.
+            first: the index of the element of the layer's state at which the compressor's own state begins.
         """
         s, dim = self.shape, self.rope.dim
         rows, scores = b.split(b.linear(x, self.projection), s.columns, s.columns)
@@ -111,8 +111,8 @@ class WindowIndexer(StoredPart):
 
     @cached_property
     def weights(self) -> Tensor:
-        """The projection [heads, hidden] of the input to one weight for each index head: it decides like a router, and
-        is kept like one, as the checkpoint has it."""
+        """The projection [heads, hidden] of the input to one weight for each index head; stored unquantized, like a
+        router."""
         stored = Stored(f"{self.source}.weights_proj.weight", (self.shape.heads, self.hidden))
         name = self._named("index_weights")
         return kept_whole(name, stored, layer=self.layer, part=ModelPart.INDEXER)
@@ -123,13 +123,13 @@ class WindowIndexer(StoredPart):
         return self.queries, self.weights, *self.keys.tensors
 
     def forward(self, b: Backend, x: Value, latent: Value, first: int) -> None:
-        """Chooses the windows of positions that each token attends to, and leaves the choice to the attention of this
-        layer.
+        """Chooses the windows of positions that each token attends to; the backend hands the choice to the attention of
+        this layer.
 
         Args:
-            x: the attention's input [T, hidden], which index keys and heads' weights are computed from.
-            latent: the query latent [T, q_lora], which index queries are computed from.
-            first: the element of the layer's state at which the state of the index keys begins.
+            x: the attention's input [T, hidden], from which index keys and the weights of heads are computed.
+            latent: the query latent [T, q_lora], from which index queries are computed.
+            first: the index of the element of the layer's state at which the state of the index keys begins.
         """
         s, rope = self.shape, self.keys.rope
         key = self.keys.forward(b, x, first)
@@ -179,7 +179,8 @@ class CompressedAttention(StoredPart):
 
     @cached_property
     def qkv_a(self) -> Tensor:
-        """The projection [q_lora + dim, hidden] of the input to the query latent, then to the key."""
+        """The stacked projection [q_lora + dim, hidden] of the input to the query latent (q_lora rows), then to the key
+        (dim rows)."""
         return self._matrix("qkv_a", self.hidden, ("wq_a", self.q_lora), ("wkv", self.shape.dim))
 
     @cached_property
@@ -189,8 +190,7 @@ class CompressedAttention(StoredPart):
 
     @cached_property
     def o_a(self) -> tuple[Tensor, ...]:
-        """The first output projection, one matrix [o_lora, width of a group] for each group of heads; the
-        checkpoint has them one below the other."""
+        """The first output projection: for each group of heads a matrix [o_lora, heads * dim / groups]."""
         shape = (self.groups * self.o_lora, self._width // self.groups)
         whole_one = Stored(f"{self.source}.wo_a.weight", shape, count=self.o_lora)
         made = self._matrix("o_a", shape[1], ("wo_a", self.o_lora))
@@ -230,8 +230,8 @@ class CompressedAttention(StoredPart):
 
     @property
     def scratch(self) -> Scratch:
-        """The widths of the buffers that a step needs, per token, for its projections, the choice of pooled rows and
-        partial results of attention."""
+        """The widths of the buffers, in columns per token, that a step needs for projections, the choice of pooled rows
+        and partial results of attention."""
         made, index = Scratch.of(self.tensors), self.indexer.shape if self.indexer else None
         if index is None:
             return replace(made, partials=self.shape.partials)
@@ -245,8 +245,8 @@ class CompressedAttention(StoredPart):
 
     @property
     def state(self) -> LayerState:
-        """The sizes of one sequence's state in this layer: the sliding window and the windows that are still open, of a
-        fixed size; for each position, pooled rows and the index keys behind them."""
+        """The sizes of one sequence's state in this layer: a fixed part for the sliding window and the unfinished
+        windows of pooling, and for each position its share of pooled rows and index keys."""
         s, index = self.shape, self.indexer.shape if self.indexer else None
         per_key = 4 * s.heads * s.dim
         return LayerState(

@@ -39,7 +39,7 @@ NO_NORMS = "", ""
 
 
 def below(prefix: str, name: str) -> str:
-    """Returns the checkpoint name "prefix.name"; `name` alone where the prefix is empty."""
+    """Returns the checkpoint name "prefix.name", or `name` alone if the prefix is empty."""
     return f"{prefix}.{name}" if prefix else name
 
 
@@ -152,8 +152,8 @@ class DecoderLayer:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors of the layer: those of MLP, attention, norms, their gates, the factor and
-        hyper-connections, as far as there are any, in this order."""
+        """The stored tensors of the layer, those it has, in this order: MLP, attention, norms, gates of norms, the
+        factor of the residual, and hyper-connections."""
         mixed = [tensor for mixer in self.mixers or () for tensor in mixer.tensors]
         norms = [norm for norm in (*self.norms, *self.norms_after) if norm]
         if self.wiring.centred:
@@ -165,13 +165,13 @@ class DecoderLayer:
 
     @property
     def state(self) -> LayerState:
-        """The sizes of one sequence's state in this layer, which is its attention's; all zero in a layer without
+        """The sizes of one sequence's state in this layer: those of its attention, or all zero in a layer without
         attention."""
         return self.attention.state if self.attention else LayerState()
 
     @property
     def kind(self) -> DecoderLayer:
-        """A copy of the layer without its number and names: copies are equal if the layers compute alike."""
+        """A copy of the layer without its number and names: copies of layers that compute alike are equal."""
         attention = self.attention and replace(self.attention, layer=0, source="")
         mlp = self.mlp and replace(self.mlp, layer=0, name="", source="")
         around = [replace(each, layer=0, name="", source="") for each in self.mixers or ()]
@@ -182,13 +182,13 @@ class DecoderLayer:
 
     @property
     def scratch(self) -> Scratch:
-        """The widths of the buffers that a step needs, per token, for attention, MLP and their hyper-connections, which
-        use the same buffers in turn: the largest of each."""
+        """The widths of the buffers, in columns per token, that a step needs: the largest that attention, MLP or their
+        hyper-connections need, as they use the same buffers in turn."""
         return largest(part.scratch for part in (*self.parts, *(self.mixers or ())))
 
     def forward(self, b: Backend, x: Value) -> Value:
-        """Returns the residual after the layer, of the shape of the residual x before it: [T, hidden], or [T, streams *
-        hidden] with hyper-connections."""
+        """Returns the residual after the layer, of the same shape as x, the residual before it: [T, hidden], or [T,
+        streams * hidden] with hyper-connections."""
         if self.wiring.parallel:
             entered = self._entered(b, x, 0)
             for block in self.parts:
@@ -294,8 +294,8 @@ class Decoder:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors of the model: embedding, those of the layers in order, those of the mixer of the
-        residual's streams, final norm with its bias, and output head with its bias, as far as there are any."""
+        """The stored tensors of the model, those it has, in this order: embedding, layers, the mixer that joins the
+        residual's streams, final norm and its bias, output head and its bias."""
         inner = tuple(tensor for layer in self.layers for tensor in layer.tensors)
         mixed = self.mixer.tensors if self.mixer else ()
         shift = (_shift(self.norm, self.wiring),) if self.wiring.centred else ()
@@ -306,21 +306,22 @@ class Decoder:
 
     @property
     def one_of_each(self) -> Decoder:
-        """A copy of the decoder with only the first layer of each kind: layers that compute alike are of one kind."""
+        """A copy of the decoder with only the first layer of each kind; layers of a kind compute alike (see
+        `DecoderLayer.kind`)."""
         first = {layer.kind: layer for layer in reversed(self.layers)}
         kept = sorted(first.values(), key=lambda layer: layer.layer)
         return replace(self, layers=tuple(kept))
 
     @property
     def scratch(self) -> Scratch:
-        """The widths of the buffers that a step needs, per token, for all layers, which use the same buffers in turn:
-        the largest of each."""
+        """The widths of the buffers, in columns per token, that a step needs: the largest that any layer needs, as all
+        use the same buffers in turn."""
         return largest(layer.scratch for layer in self.layers)
 
     @property
     def borders(self) -> tuple[int, ...]:
-        """The numbers of the layers, except the first, that may begin on another device: those that do not attend to
-        positions which the indexer of an earlier layer has chosen."""
+        """The numbers of the layers, except the first, at which the model may be split between devices: those that do
+        not use an earlier layer's choice of positions."""
         return tuple(
             layer.layer
             for layer in self.layers[1:]
@@ -328,15 +329,17 @@ class Decoder:
         )
 
     def forward(self, b: Backend) -> Value:
-        """Returns the logits [outputs, vocab] of the step's ids, or hidden rows [outputs, hidden] if `headless`."""
+        """Returns the logits [outputs, vocab] after the ids of the step that give outputs, or their hidden rows
+        [outputs, hidden] if `headless`."""
         return self.part(b, None, 0, len(self.layers))
 
     def part(self, b: Backend, x: Value | None, first: int, last: int) -> Value:
-        """Computes layers [first, last): returns the residual before layer `last`; if that is the number of layers, the
-        logits or hidden rows that `forward` returns.
+        """Computes layers first..last - 1; returns the residual after them or, if the last layer of the model is one of
+        them, what `forward` returns.
 
         Args:
-            x: the residual; None, for the first layer: the step's ids are embedded.
+            x: the residual before layer `first`; None, for the first layer of the model: the ids of the step are
+                embedded.
         """
         if x is None:
             x = scaled(b, b.embed(self.embedding), self.multipliers.embedding)  # [T, hidden]
@@ -347,7 +350,7 @@ class Decoder:
         return self._ending(b, x) if last == len(self.layers) else x
 
     def layer(self, b: Backend, x: Value, number: int) -> Value:
-        """Computes layer `number`: returns the residual after it, of the shape of the residual x before it."""
+        """Computes layer `number`; returns the residual after it, of the same shape as x, the residual before it."""
         b.begin_layer(self.layers[number].layer)
         return self.layers[number].forward(b, x)
 
@@ -368,8 +371,8 @@ class Decoder:
 
 
 def normed(b: Backend, x: Value, gain: Tensor, eps: float, wiring: Wiring) -> Value:
-    """Returns the rows of x normed by RMSNorm with this gain; by LayerNorm, if `wiring.centred`. The shape stays the
-    same."""
+    """Returns the rows of x, in the same shape, after RMSNorm with the gain `gain`, or after LayerNorm if
+    `wiring.centred`."""
     if wiring.centred:
         return b.layer_norm(x, gain, _shift(gain, wiring), eps)
     return b.norm(x, gain, eps)
@@ -384,7 +387,7 @@ def _shift(gain: Tensor, wiring: Wiring) -> Tensor:
 
 
 def scaled(b: Backend, x: Value, by: float) -> Value:
-    """Returns x times `by`, or x itself where `by` is 1; overwrites x."""
+    """Returns x times `by`, which overwrites x; x itself if `by` is 1."""
     return x if by == 1.0 else b.scale(x, by)
 
 

@@ -44,8 +44,8 @@ class GatedDeltaNet(LinearPart):
 
     @cached_property
     def qkvz(self) -> Tensor:
-        """The stacked projection [2 * key_heads * dk + 2 * heads * dv, hidden] of the input to q, k, v and the norm's
-        gate z, each for all heads."""
+        """The stacked projection [2 * key_heads * dk + 2 * heads * dv, hidden] of the input to q, k, v and z, the gate
+        of the norm, each for all heads; dk and dv are the columns of a key head and of a value head."""
         s, (keys, _, values) = self.shape, self.shape.columns
         if self.by_head:
             each = s.heads // s.key_heads * s.dv
@@ -56,8 +56,8 @@ class GatedDeltaNet(LinearPart):
 
     @cached_property
     def gates(self) -> Tensor:
-        """The stacked projection [2 * heads, hidden] of the input to each head's learning rate, then to its decay: kept
-        in bf16, as its errors add up over the tokens."""
+        """The stacked projection [2 * heads, hidden] of the input to each head's learning rate, then to each head's
+        decay; kept in bf16, as errors add up over the tokens."""
         s = self.shape
         if self.by_head:
             each = s.heads // s.key_heads
@@ -68,8 +68,8 @@ class GatedDeltaNet(LinearPart):
 
     @cached_property
     def conv(self) -> Tensor:
-        """The weight of the causal convolution over q, k and v: conv_width rows of one weight for each of their
-        columns, the oldest position first."""
+        """The weight of the causal convolution over q, k and v: conv_width rows, for the oldest position first, of one
+        weight for each column of q, k and v."""
         return self._taps("conv", "conv1d", sum(self.shape.columns), self.conv_width)
 
     @cached_property
@@ -81,7 +81,7 @@ class GatedDeltaNet(LinearPart):
 
     @cached_property
     def norm(self) -> Tensor:
-        """The gain [dv] of the norm of each head's output."""
+        """The gain [dv] of the norm of each head's output; dv is the columns of a value head."""
         return self._vector("norm", ("norm.weight", self.shape.dv))
 
     @cached_property
@@ -101,8 +101,8 @@ class GatedDeltaNet(LinearPart):
 
     @property
     def state(self) -> LayerState:
-        """The sizes of one sequence's state in this layer: the last rows that the convolution read, then the matrix S
-        of every head, each element of which takes 7 operations per token."""
+        """The sizes of one sequence's state in this layer: the last rows that the convolution read, then each head's
+        matrix S [dk, dv], with 7 operations per element and token."""
         s = self.shape
         ops = 7 * s.heads * s.dk * s.dv + 2 * self.conv_width * sum(self.shape.columns)
         elements = self._conv_elements + s.state_elements

@@ -124,8 +124,8 @@ class GroupedQueryAttention(StoredPart):
 
     @cached_property
     def qkv(self) -> Tensor:
-        """The stacked projection [rows, hidden] of the input to q, k and v, then to index queries and index key, then
-        to the gates, where there are any."""
+        """The stacked projection [rows, hidden] of the input to q, k and v and, where there are any, to index queries,
+        the index key and the gates, in this order."""
         pieces = self._projections("weight")
         index = self.indexer.projections if self.indexer else ()
         own = isinstance(self.gates, OwnGates) and f"{self.gates.source}.weight"
@@ -169,7 +169,7 @@ class GroupedQueryAttention(StoredPart):
     @cached_property
     def biases(self) -> tuple[Tensor | None, Tensor | None]:
         """The bias of q, k and v together, one element for each of their columns, and the bias [hidden] of the output
-        projection; None for either that the layer lacks."""
+        projection; None in the place of a bias that the layer lacks."""
         assert not (self.qkv_bias and self.gates), "no family has biases on gated attention"
         parts = self._vector("qkv_bias", *self._projections("bias"), neutral=0.0)
         qkv = self._or_fused(parts, "bias", ())
@@ -178,8 +178,8 @@ class GroupedQueryAttention(StoredPart):
 
     @cached_property
     def qk_norms(self) -> tuple[Tensor, ...]:
-        """The gains of the RMSNorms of q and k: [head_dim] each, or of the width of all heads where these are normed
-        together; (): there are no norms, or they have no weights."""
+        """The gains of the RMSNorms of q and k: [head_dim] each, or as long as all heads if these are normed together;
+        (): there are no norms, or they have no weights."""
         if self.norms is None or not self.norms.weighted:
             return ()
         d, plus = self.shape.head_dim, self.norms.plus
@@ -197,16 +197,16 @@ class GroupedQueryAttention(StoredPart):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors of the attention: projections, norms of q and k, biases and sinks, then the norms of its
-        indexer, as far as there are any."""
+        """The stored tensors of the attention, those it has, in this order: projections, norms of q and k, biases,
+        sinks, and the norms of its indexer."""
         optional = (vector for vector in (*self.biases, self.sinks) if vector is not None)
         index = self._indexer.norms if self._indexer else ()
         return (self.qkv, self.o, *self.qk_norms, *optional, *index)
 
     @property
     def scratch(self) -> Scratch:
-        """The widths of the buffers that a step needs, per token, for its projections, partial results of attention
-        and, if there is an indexer, its choices."""
+        """The widths of the buffers, in columns per token, that a step needs for projections, partial results of
+        attention and the positions that an indexer chooses."""
         s, index = self.shape, self.indexer.shape if self.indexer else None
         partials = ceil_to(s.heads * (s.value_dim + 2), GQA_SPLIT_PAGES) // GQA_SPLIT_PAGES
         made = replace(Scratch.of(self.tensors), partials=partials)
@@ -217,8 +217,8 @@ class GroupedQueryAttention(StoredPart):
 
     @property
     def state(self) -> LayerState:
-        """The sizes of one sequence's state in this layer: for each position, keys and values of all kv heads and,
-        behind them, an index key, if any; its operations are scores and weighted values of every head."""
+        """The sizes of one sequence's state in this layer: for each position, the keys and values of all kv heads and
+        the index key, if any; with the operations of attention on each position."""
         s, index = self.shape, self.indexer.shape if self.indexer else None
         return LayerState(
             position_elements=s.kept + s.beside,

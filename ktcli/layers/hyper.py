@@ -49,9 +49,9 @@ class HyperConnection:
 
     @cached_property
     def projection(self) -> Tensor:
-        """The weight that projects the streams to their mixing weights, [weights, streams * hidden]: it decides
-        like a router, and is kept like one. It is published in f32; bf16 moves the logits of random models by
-        0.0005 of their spread, the dense matrices in bf16 by 0.013."""
+        """The weight [weights, streams * hidden] that projects the streams to the weights by which they are mixed;
+        stored unquantized, like a router. In bf16 instead of f32, as published, it moves the logits of random models by
+        0.0005 of their spread."""
         shape = (self._weights, self.shape.streams * self.hidden)
         stored = Stored(f"{self.source}_fn", shape)
         name = f"{self.name}.fn"
@@ -60,8 +60,8 @@ class HyperConnection:
 
     @cached_property
     def scale(self) -> Tensor:
-        """The learned factors [3] of the logits of entry weights, leaving weights and mixing weights; at the end of the
-        stack [1], of entry weights alone."""
+        """Three learned factors, of the logits of the weights that mix the streams into a block's input, its output
+        into the streams, and the streams with each other; only the first at the end of the stack."""
         return self._vector("scale", 1 if self.at_end else 3)
 
     @cached_property
@@ -85,8 +85,8 @@ class HyperConnection:
         return Scratch(streams=self.shape.streams * self.hidden)
 
     def enter(self, b: Backend, x: Value) -> tuple[Value, Value | None]:
-        """Returns the block's input [T, hidden], mixed from the streams x [T, streams * hidden], and the weights that
-        `Backend.expand` takes when the block's output is mixed back into the streams; None for these at the end of the
+        """Returns the block's input [T, hidden], mixed from the streams x [T, streams * hidden], and the weights with
+        which `Backend.expand` mixes the block's output back into the streams; None in their place at the end of the
         stack."""
         wanted = b.linear(b.norm(x, None, self.eps), self.projection, reads=Reads.F32)
         weights = b.mix(wanted, self.scale, self.base, self.shape)

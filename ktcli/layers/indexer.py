@@ -56,9 +56,8 @@ class Indexer(StoredPart):
 
     @cached_property
     def weights(self) -> Tensor:
-        """The projection [heads, hidden] of the input to one weight for each index head and, if keys are pooled, behind
-        it [dim, hidden] to their pooling scores: it decides like a router, and is kept like one, as the checkpoint has
-        it."""
+        """The projection of the input to one weight for each index head, [heads, hidden], followed, if keys are pooled,
+        by that to their pooling scores, [dim, hidden]; stored unquantized, like a router."""
         sizes = {"weights_proj.weight": self.shape.heads}
         if self.pool:
             sizes["index_kpool_compress_gate"] = self.shape.dim
@@ -68,8 +67,8 @@ class Indexer(StoredPart):
 
     @cached_property
     def pool_bias(self) -> Tensor | None:
-        """The bias [every, dim] of the scores by which the index keys of a window are pooled; None: keys are not
-        pooled."""
+        """The bias [every, dim] of the scores with which the index keys of a window of `every` positions are pooled;
+        None: keys are not pooled."""
         if self.pool is None:
             return None
         shape = self.pool.every, self.pool.dim
@@ -79,13 +78,13 @@ class Indexer(StoredPart):
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The indexer's own stored tensors: `weights`, gain and bias of the keys' norm, and the pooling bias, if any;
-        the projections of its queries and keys are part of the attention's."""
+        the projections to index queries and keys belong to the attention."""
         bias = (self.pool_bias,) if self.pool_bias else ()
         return (self.weights, *self.key_norm, *bias)
 
     def forward(self, b: Backend, x: Value, q: Value, key: Value) -> None:
-        """Chooses the positions that each token attends to, in this layer and in those up to the next one with an
-        indexer, and leaves the choice to their attention.
+        """Chooses the positions that each token attends to; the backend hands the choice to the attention of this layer
+        and of those up to the next layer with an indexer.
 
         Args:
             x: the attention's input [T, hidden].
@@ -122,14 +121,14 @@ class BlockIndexer(StoredPart):
 
     @property
     def projections(self) -> tuple[tuple[str, int], ...]:
-        """The (checkpoint name below the attention, number of rows) of the projection to index queries, then of that to
-        the index key."""
+        """Two pairs (checkpoint name below the attention, number of rows): of the projection to index queries and of
+        that to the index key."""
         s = self.shape
         return ("index_q_proj.weight", s.heads * s.dim), ("index_k_proj.weight", s.dim)
 
     @cached_property
     def norms(self) -> tuple[Tensor, Tensor]:
-        """The gains [dim] of the RMSNorms of each index query head and of the index key."""
+        """The gains, [dim] each, of two RMSNorms: of the index queries, one for all heads, and of the index key."""
         return self._norm("q"), self._norm("k")
 
     def _norm(self, of: str) -> Tensor:
@@ -137,8 +136,8 @@ class BlockIndexer(StoredPart):
         return self._vector(f"index_{of}_norm", piece, plus=self.norm_plus)
 
     def forward(self, b: Backend, q: Value, key: Value) -> None:
-        """Chooses the blocks of positions that each token attends to in this layer, and leaves the choice to its
-        attention.
+        """Chooses the blocks of positions that each token attends to; the backend hands the choice to the attention of
+        this layer.
 
         Args:
             q: the projected index queries [T, heads * dim].

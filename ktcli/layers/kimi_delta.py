@@ -50,22 +50,23 @@ class KimiDelta(LinearPart):
 
     @cached_property
     def qkvg(self) -> Tensor:
-        """The stacked projection [rows, hidden] of the input to q, k and v, each for all heads, then to the norm's
-        gate: to the dk columns of its low-rank form or, if `direct`, to the gate itself."""
+        """The stacked projection [rows, hidden] of the input to q, k and v, each for all heads, then to the gate of the
+        norm: if `direct`, to the gate itself, otherwise to its dk low-rank columns."""
         qkv = zip(("q_proj", "k_proj", "v_proj"), self.shape.columns, strict=True)
         return self._matrix("qkvg", self.hidden, *qkv, self._entering[0])
 
     @cached_property
     def gates(self) -> Tensor:
-        """The stacked projection [rows, hidden] of the input to each head's learning rate, then to the decay: to the dk
-        columns of its low-rank form or, if `direct`, to the decay itself. Kept in bf16, as its errors add up over the
+        """The stacked projection [rows, hidden] of the input to each head's learning rate, then to the decay: if
+        `direct`, to the decay itself, otherwise to its dk low-rank columns. Kept in bf16, as errors add up over the
         tokens."""
         pieces = ("b_proj", self.shape.heads), self._entering[1]
         return self._matrix("gates", self.hidden, *pieces, role=Role.KEPT)
 
     @cached_property
     def decay(self) -> Tensor | None:
-        """The second projection [decays, dk] of the low-rank decay; None: `gates` projects to the decay itself."""
+        """The second projection [decays, dk] of the low-rank decay, to one row for each channel that decays; None:
+        `gates` projects to the decay itself."""
         if self.direct:
             return None
         s = self.shape
@@ -73,7 +74,7 @@ class KimiDelta(LinearPart):
 
     @cached_property
     def gate(self) -> Tensor | None:
-        """The second projection [heads * dv, dk] of the norm's low-rank gate; None: `qkvg` projects to the gate
+        """The second projection [heads * dv, dk] of the low-rank gate of the norm; None: `qkvg` projects to the gate
         itself."""
         if self.direct:
             return None
@@ -81,15 +82,15 @@ class KimiDelta(LinearPart):
 
     @cached_property
     def o(self) -> Tensor:
-        """The output projection [hidden, heads * dv], made from whichever of its names the checkpoint has."""
+        """The output projection [hidden, heads * dv], which is read under whichever of its names the checkpoint has."""
         columns = self.shape.columns[2]
         ways = [self._matrix("o", columns, (name, self.hidden)) for name in self.o_names]
         return replace(ways[0], sources=tuple(pieces for way in ways for pieces in way.sources))
 
     @cached_property
     def convs(self) -> tuple[Tensor, ...]:
-        """The weights of the three causal convolutions over q, k and v: conv_width rows of one weight for each column,
-        the oldest position first."""
+        """The weights of the three causal convolutions over q, k and v: conv_width rows, for the oldest position first,
+        of one weight for each column."""
         return tuple(
             self._taps(f"{of}_conv", f"{of}_conv1d", width, self.conv_width)
             for of, width in zip("qkv", self.shape.columns, strict=True)
@@ -125,8 +126,8 @@ class KimiDelta(LinearPart):
 
     @property
     def state(self) -> LayerState:
-        """The sizes of one sequence's state in this layer: the last rows that the convolutions read, then the matrix S
-        of every head, each element of which takes 7 operations per token."""
+        """The sizes of one sequence's state in this layer: the last rows that the convolutions read, then each head's
+        matrix S [dk, dv], with 7 operations per element and token."""
         s = self.shape
         ops = 7 * s.heads * s.dk * s.dv + 2 * self.conv_width * sum(self.shape.columns)
         elements = sum(self._conv_elements) + s.state_elements

@@ -90,8 +90,9 @@ class LatentAttention(StoredPart):
 
     @cached_property
     def qkv_a(self) -> Tensor:
-        """The stacked projection [rows, hidden] of the input to the query latent (twice, if `raw`; the queries
-        themselves, if there is no query latent), the index key, the KV latent and the gates, where there are any."""
+        """The stacked projection [rows, hidden] of the input, in this order, to the query latent (twice, if `raw`) or,
+        without one, the queries; the index key; the KV latent; and the gates. Index key and gates only where there are
+        any."""
         return self._matrix("qkv_a", self.hidden, *self._a_pieces)
 
     @cached_property
@@ -113,8 +114,7 @@ class LatentAttention(StoredPart):
     @cached_property
     def q_b(self) -> Tensor:
         """The projection [rows, q_lora] of the normed query latent to the queries of all heads, then to the index
-        queries or to the gates, if any; if `raw`, [rows, 2 * q_lora], of the normed latent and of the latent as it is.
-        """
+        queries or gates, if any. If `raw`, [rows, 2 * q_lora]: it reads the latent both normed and as it is."""
         index = (("indexer.wq_b", self.indexer.width),) if self.indexer and not self.raw else ()
         gated = isinstance(self.gates, QueryGates)
         width = self._q_width + (self._gate_width if gated else 0)
@@ -132,8 +132,8 @@ class LatentAttention(StoredPart):
 
     @cached_property
     def index_q(self) -> Tensor | None:
-        """The projection [index heads * dim, q_lora] of the normed query latent to the index queries, where `q_b` also
-        reads the latent as it is; None: these rows are part of `q_b`, or there is no indexer."""
+        """The projection [index heads * dim, q_lora] of the normed query latent to the index queries, apart from `q_b`
+        if `raw`; None: `q_b` contains it, or there is no indexer."""
         if not (self.indexer and self.raw):
             return None
         return self._matrix("index_q", self.q_lora, ("indexer.wq_b", self.indexer.width))
@@ -145,10 +145,10 @@ class LatentAttention(StoredPart):
 
     @cached_property
     def kv_b(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The weights uk_in [lora, nope], uk_out [nope, lora] and uv [v, lora], each with one matrix per head, into
-        which the checkpoint's kv_b is split.
+        """The three weights into which the checkpoint's kv_b is split, each with one matrix per head: uk_in [lora,
+        nope] (keys, transposed), uk_out [nope, lora] (keys) and uv [v, lora] (values).
 
-        GGUF files have it in two: k_b [heads, lora, nope] and v_b [heads, v, lora].
+        GGUF files have k_b [heads, lora, nope] and v_b [heads, v, lora] instead.
         """
         s, each = self.shape, self.shape.nope + self.shape.v
         shape = (s.heads * each, s.lora)
@@ -204,9 +204,8 @@ class LatentAttention(StoredPart):
 
     @property
     def scratch(self) -> Scratch:
-        """The widths of the buffers that a step needs, per token. In the absorbed form each head has its queries over a
-        whole row of the cache and its results over the latent, as attention computes them, and again as its products
-        read them, at half the bytes."""
+        """The widths of the buffers, in columns per token, that a step needs: for projections, the queries and results
+        of all heads in the absorbed form, the positions that an indexer chooses, and partial results of attention."""
         s = self.shape
         heads = s.heads * (self.state.position_elements + 3 * s.lora // 2)
         chosen = self.indexer.shape.top_k if self.indexer else 0
@@ -218,9 +217,9 @@ class LatentAttention(StoredPart):
 
     @property
     def state(self) -> LayerState:
-        """The sizes of one sequence's state in this layer: for each position, the KV latent and the index key behind
-        it; beside them, if index keys are pooled, the sums of the window that is open. Its operations are scores and
-        weighted latents of every head (absorbed), or scores and weighted values (expanded)."""
+        """The sizes of one sequence's state in this layer: for each position, the KV latent and the index key, if any,
+        and the open window if index keys are pooled; with the operations of attention on each position in the absorbed
+        and the expanded form."""
         s = self.shape
         index = self.indexer.shape if self.indexer else None
         pool = self.indexer.pool if self.indexer else None

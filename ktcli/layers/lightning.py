@@ -46,8 +46,8 @@ class LightningAttention(LinearPart):
 
     @cached_property
     def shape(self) -> LightningShape:
-        """The sizes of the heads' states, and the rate at which each head's state decays: the slopes of ALiBi, smaller
-        in later layers."""
+        """The number of heads, their columns, and the rate at which each head's state decays: as the slopes of ALiBi,
+        and smaller in later layers."""
         part = 1 - self.layer / (self.n_layers - 1 + _LAST) + _LAST
         rates = (2 ** (-8 * (head + 1) / self.heads) * part for head in range(self.heads))
         return LightningShape(self.heads, self.head_dim, tuple(rates))
@@ -77,8 +77,8 @@ class LightningAttention(LinearPart):
 
     @property
     def state(self) -> LayerState:
-        """The sizes of one sequence's state in this layer: the matrix S [head_dim, head_dim] of every head, each
-        element of which takes 5 operations per token."""
+        """The sizes of one sequence's state in this layer: each head's matrix S [head_dim, head_dim], with 5 operations
+        per element and token."""
         ops = 5 * self._inner * self.head_dim
         return LayerState(sequence_elements=self.shape.state_elements, ops_per_token=ops)
 

@@ -51,14 +51,14 @@ class Mamba2(LinearPart):
 
     @cached_property
     def zxbc(self) -> Tensor:
-        """The stacked projection [rows, hidden] of the input to the norm's gate z, then to x, b and c, which the
+        """The stacked projection [rows, hidden] of the input to z, the gate of the norm, then to x, b and c, which the
         convolution reads."""
         count = self._inner + sum(self._mixed)
         return self._projection("zxbc", self._entering(0, count))
 
     @cached_property
     def dt(self) -> Tensor:
-        """The projection [heads, hidden] of the input to the time steps: kept in bf16, as its errors add up over the
+        """The projection [heads, hidden] of the input to each head's time step; kept in bf16, as errors add up over the
         tokens."""
         first = self._inner + sum(self._mixed)
         stored = self._entering(first, self.shape.heads)
@@ -71,8 +71,8 @@ class Mamba2(LinearPart):
 
     @cached_property
     def conv(self) -> Tensor:
-        """The weight of the causal convolution over x, b and c: conv_width rows of one weight for each of their
-        columns, the oldest position first."""
+        """The weight of the causal convolution over x, b and c: conv_width rows, for the oldest position first, of one
+        weight for each column of x, b and c."""
         return self._taps("conv", "conv1d", sum(self._mixed), self.conv_width)
 
     @cached_property
@@ -112,8 +112,8 @@ class Mamba2(LinearPart):
 
     @property
     def state(self) -> LayerState:
-        """The sizes of one sequence's state in this layer: the last rows that the convolution read, then the matrix S
-        [state_dim, head_dim] of every head, each element of which takes 5 operations per token."""
+        """The sizes of one sequence's state in this layer: the last rows that the convolution read, then each head's
+        matrix S [state_dim, head_dim], with 5 operations per element and token."""
         s = self.shape
         ops = 5 * s.heads * s.state_dim * s.head_dim + 2 * self.conv_width * sum(self._mixed)
         elements = self._conv_elements + s.state_elements

@@ -44,8 +44,8 @@ class DenseMlp(Projections):
 
     @cached_property
     def gate_up(self) -> Tensor:
-        """The weight that projects the input to gate and up, [2 * width, hidden] with each half padded to whole panels
-        of 16 rows, which alternate; where there is no gate, to up alone, [width, hidden]."""
+        """The weight that projects the input to gate and up, [2 * width, hidden]: panels of 16 rows of gate and of up
+        alternate, and both are padded to whole panels. Where there is no gate: that of up, [width, hidden]."""
         shape = (self.width, self.hidden)
         up = self._stored(self.names.up, shape)
         if self.glu.ungated:
@@ -60,7 +60,7 @@ class DenseMlp(Projections):
 
     @cached_property
     def down(self) -> Tensor:
-        """The weight [hidden, width] that projects the activation to the output."""
+        """The weight [hidden, width] that projects the activations to the MLP's output."""
         pieces = (self._stored(self.names.down, (self.hidden, self.width)),)
         return self._matrix("down", self.hidden, self.width, pieces)
 

@@ -61,24 +61,25 @@ class EachExpert:
     down: str = "experts.{e}.down_proj.weight"
 
     def gate_up_of(self, of: StoredExperts) -> Sources:
-        """Returns where the checkpoint has the experts' gate and up: one alternative of two pieces, [I, H] of each
-        expert; of one piece, up, where there is no gate."""
+        """Returns the checkpoint pieces of the experts' gate and up weights, as the only alternative: gate, then up,
+        [I, H] (width, hidden) for each expert; only up where there is no gate."""
         shape = of.width, of.hidden
         names = (self.gate, self.up) if of.gated else (self.up,)
         return (tuple(self._piece(of, name, shape) for name in names),)
 
     def down_of(self, of: StoredExperts) -> Sources:
-        """Returns where the checkpoint has the experts' down: one alternative of one piece, [H, I] of each expert."""
+        """Returns the checkpoint piece of the experts' down weights, as the only alternative: [H, I] (hidden, width)
+        for each expert."""
         return ((self._piece(of, self.down, (of.hidden, of.width)),),)
 
     def gate_up_bias_of(self, of: StoredExperts) -> Sources:
-        """Returns where the checkpoint has the biases of the experts' gate and up: one alternative of two pieces, [I]
-        of each expert, beside the weights."""
+        """Returns the checkpoint pieces of the experts' gate and up biases, which lie beside the weights, as the only
+        alternative: gate, then up, [I] for each expert."""
         return ((self._bias(of, self.gate, of.width), self._bias(of, self.up, of.width)),)
 
     def down_bias_of(self, of: StoredExperts) -> Sources:
-        """Returns where the checkpoint has the bias of the experts' down: one alternative of one piece, [H] of each
-        expert, beside the weight."""
+        """Returns the checkpoint piece of the experts' down biases, which lie beside the weights, as the only
+        alternative: [H] for each expert."""
         return ((self._bias(of, self.down, of.hidden),),)
 
     @staticmethod
@@ -106,8 +107,8 @@ class FusedExperts:
     across: bool = False
 
     def gate_up_of(self, of: StoredExperts) -> Sources:
-        """Returns where the checkpoint has the experts' gate and up: one alternative of two pieces, the rows of gate
-        and those of up in the tensor that holds both for all experts."""
+        """Returns the checkpoint pieces of the experts' gate and up weights, as the only alternative: the rows of gate,
+        then those of up, in the tensor that holds both for all experts."""
         rows = 2 * of.width
         shape = (of.count, of.hidden, rows) if self.across else (of.count, rows, of.hidden)
         name = f"{of.source}.{self.gate_up}"
@@ -115,8 +116,8 @@ class FusedExperts:
         return ((gate, replace(gate, first=of.width)),)
 
     def down_of(self, of: StoredExperts) -> Sources:
-        """Returns where the checkpoint has the experts' down: one alternative of one piece, the tensor that holds it
-        for all experts."""
+        """Returns the checkpoint piece of the experts' down weights, as the only alternative: the tensor that holds
+        them for all experts."""
         n, k = (of.width, of.hidden) if self.across else (of.hidden, of.width)
         name = f"{of.source}.{self.down}"
         return ((Stored(name, (of.count, n, k), matrix=True, transposed=self.across),),)
@@ -143,8 +144,8 @@ class InterleavedExperts:
     down_bias: str = "experts.down_proj_bias"
 
     def gate_up_of(self, of: StoredExperts) -> Sources:
-        """Returns where the checkpoint has the experts' gate and up, as two alternatives, the transposed tensor and the
-        packed one; each of two pieces, every second row from the first (gate) and from the second (up)."""
+        """Returns the checkpoint pieces of the experts' gate and up weights, as two alternatives: of the transposed
+        tensor of all experts, and of the packed one. Both give the even rows (gate), then the odd rows (up)."""
         e, rows = of.count, 2 * of.width
         across = self._stored(of, self.gate_up, (e, of.hidden, rows), transposed=True)
         return _in_turn(across), _in_turn(
@@ -152,19 +153,19 @@ class InterleavedExperts:
         )
 
     def down_of(self, of: StoredExperts) -> Sources:
-        """Returns where the checkpoint has the experts' down, as two alternatives of one piece each: the transposed
-        tensor of all experts, and the packed one."""
+        """Returns the checkpoint piece of the experts' down weights, as two alternatives: the transposed tensor of all
+        experts, and the packed one."""
         across = self._stored(of, self.down, (of.count, of.width, of.hidden), transposed=True)
         return (across,), (self._stored(of, self.packed_down, (of.count, of.hidden, of.width)),)
 
     def gate_up_bias_of(self, of: StoredExperts) -> Sources:
-        """Returns where the checkpoint has the biases of the experts' gate and up: one alternative of two pieces, the
-        elements of gate and of up that alternate in one tensor [E, 2I]."""
+        """Returns the checkpoint pieces of the experts' gate and up biases, as the only alternative: the even elements
+        (gate), then the odd ones (up), of one tensor [E, 2I] of all experts."""
         return (_in_turn(self._stored(of, self.gate_up_bias, (of.count, 2 * of.width))),)
 
     def down_bias_of(self, of: StoredExperts) -> Sources:
-        """Returns where the checkpoint has the biases of the experts' down: one alternative of one piece, the tensor
-        [E, H]."""
+        """Returns the checkpoint piece of the experts' down biases, as the only alternative: the tensor [E, H] of all
+        experts."""
         return ((self._stored(of, self.down_bias, (of.count, of.hidden)),),)
 
     @staticmethod
@@ -197,8 +198,8 @@ class CorrectionNames:
     may_lack: bool = False
 
     def of(self, of: StoredExperts) -> Sources:
-        """Returns where the checkpoint has the learned bias that a layer's experts are chosen with: one alternative of
-        one piece and, if a checkpoint may lack it, a second one without pieces, which stands for zeros."""
+        """Returns the checkpoint piece of the learned bias with which a layer's experts are chosen, as one alternative;
+        if a checkpoint may lack it, followed by the alternative (), which means zeros."""
         shape = (self.rows, of.count) if self.rows else (of.count,)
         there = (Stored(f"{of.source}.{self.bias}", shape, count=min(self.rows, 1)),)
         return (there, ()) if self.may_lack else (there,)

@@ -54,8 +54,8 @@ class Yarn:
 
     @property
     def score_scale(self) -> float:
-        """The factor that attention scores are multiplied by: the square of the attention factor that `mscale_all_dim`
-        gives (DeepSeek); 1 without `mscale_all_dim`."""
+        """The factor that attention scores are multiplied by: (0.1 * mscale_all_dim * ln(factor) + 1)^2 (DeepSeek); 1
+        if `mscale_all_dim` is 0 or nothing is stretched."""
         return _mscale(self.factor, self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
 
 
@@ -74,11 +74,11 @@ class Llama3:
     high: float
 
     def stretch(self, inverse: F32Array) -> F32Array:
-        """Returns the frequencies as Llama 3.1 stretches them: radians per position of each pair of columns, [dim / 2]
+        """Returns the frequencies stretched as in Llama 3.1: radians per position of each pair of columns, [dim / 2]
         f32.
 
         Args:
-            inverse: the plain frequencies, in the same form.
+            inverse: the frequencies before, in the same unit and shape.
         """
         turns = self.original_context / (2 * math.pi / inverse)
         slow, fast = turns < self.low, turns > self.high
@@ -103,13 +103,13 @@ def rotary(
     factors: Sequence[float] = (),
     interleaved: bool = False,
 ) -> Rope:
-    """Returns the rotary embedding of `dim` columns: the frequency of each pair, plain or stretched, and the factor of
-    cos and sin.
+    """Returns the rotary embedding of `dim` columns: the frequency (radians per position) of each pair of columns,
+    plain or stretched, and the factor of cos and sin.
 
     Args:
-        theta: base of the wavelengths.
+        theta: the base of the frequencies, as `rope_theta` in a config.json.
         linear: the divisor of positions (rope_type "linear").
-        factors: a divisor for the radians of each pair; empty: none.
+        factors: a divisor of the frequency of each pair; empty: none.
     """
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     wavelengths = np.float32(theta) ** exponents
@@ -146,8 +146,8 @@ class LongRope(Rope):
     beyond_scale: float = 1.0
 
     def at(self, context: int) -> Rope:
-        """Returns the rotary embedding for a context of `context` positions: the plain one up to `original` positions,
-        the one for longer contexts beyond."""
+        """Returns the rotary embedding for a context of `context` positions: the first one for up to `original`
+        positions, otherwise the one for longer contexts."""
         is_long = context > self.original
         chosen = self.beyond if is_long else self.inv_freq
         scale = self.beyond_scale if is_long else self.scale
@@ -155,8 +155,8 @@ class LongRope(Rope):
 
 
 def at_context(part: T, context: int) -> T:
-    """Returns `part` of a model with each `LongRope` in it, however deep, replaced by the rotary embedding for a
-    context of `context` positions; `part` itself if it has none."""
+    """Returns `part` of a model with every `LongRope` inside it replaced by the rotary embedding for a context of
+    `context` positions; `part` itself if it contains none."""
     made: Any = part
     if isinstance(part, LongRope):
         made = part.at(context)
@@ -182,11 +182,11 @@ def long_rotary(
     original: int,
     interleaved: bool = False,
 ) -> LongRope:
-    """Returns LongRoPE's two rotary embeddings of `dim` columns, for contexts of up to `original` positions and for
-    longer ones, as one object.
+    """Returns LongRoPE's two rotary embeddings of `dim` columns as one object: for contexts of up to `original`
+    positions, and for longer ones.
 
     Args:
-        theta: base of the wavelengths.
+        theta: the base of the frequencies, as `rope_theta` in a config.json.
         short, long: factors of the wavelength of each pair, up to `original` positions and beyond.
         scale: factors of cos and sin, up to `original` positions and beyond.
     """

@@ -33,7 +33,8 @@ class ShortConv(LinearPart):
 
     @cached_property
     def entering(self) -> Tensor:
-        """The projection [3 * hidden, hidden] of the input to b, c and x."""
+        """The stacked projection [3 * hidden, hidden] of the input to b, c and x: the convolution reads b * x, and its
+        result is multiplied by c."""
         return self._matrix("in", self.hidden, ("in_proj", 3 * self.hidden))
 
     @cached_property
@@ -43,8 +44,8 @@ class ShortConv(LinearPart):
 
     @cached_property
     def taps(self) -> Tensor:
-        """The weight [width * hidden] of the convolution: `width` rows of one weight for each column, the oldest
-        position first."""
+        """The weight of the convolution, `width` rows, for the oldest position first, of one weight for each of the
+        `hidden` columns; stored as one vector."""
         return self._taps("taps", "conv", self.hidden, self.width)
 
     @property
@@ -54,8 +55,8 @@ class ShortConv(LinearPart):
 
     @property
     def state(self) -> LayerState:
-        """The sizes of one sequence's state in this layer: the last width - 1 rows that the convolution read, which it
-        reads again."""
+        """The sizes of one sequence's state in this layer: the last width - 1 rows that the convolution read and needs
+        again."""
         kept = conv_elements(self.hidden, self.width)
         return LayerState(sequence_elements=kept, ops_per_token=2 * self.width * self.hidden)
 

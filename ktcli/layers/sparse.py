@@ -79,8 +79,8 @@ class SparseMlp:
 
     @cached_property
     def router_correction(self) -> Tensor | None:
-        """The bias [experts] that is added to the router's scores when experts are chosen, but is no part of their
-        weights; None: there is none."""
+        """The bias [experts] that is added to the router's scores when experts are chosen, but not to the weights of
+        the chosen experts; None: there is none."""
         if not self.correction:
             return None
         sources = self.names.router.correction.of(self._stored)
@@ -102,8 +102,8 @@ class SparseMlp:
 
     @cached_property
     def table(self) -> Tensor | None:
-        """The table [by_id, top_k] of the numbers of the experts of each token id: whole numbers, stored as f32; None:
-        the router chooses the experts."""
+        """The table [token ids, top_k] of the expert numbers that each token id gets, integers stored as f32; None: the
+        router chooses the experts."""
         if not self.by_id:
             return None
         shape, below = (self.by_id, self.routing.top_k), self.routing.experts
@@ -145,7 +145,7 @@ class SparseMlp:
 
     @cached_property
     def latents(self) -> tuple[Tensor, Tensor] | None:
-        """The weights that project the input to what experts read, [latent, hidden], and back what they return,
+        """Two projections, of the input to what the experts read, [latent, hidden], and of what they return back to
         [hidden, latent]; None: experts read the input itself."""
         if not self.latent:
             return None
@@ -163,8 +163,8 @@ class SparseMlp:
 
     @cached_property
     def expert_biases(self) -> tuple[Tensor, Tensor] | None:
-        """The biases of the experts' `gate_up`, in the order of its rows, and of their `down`, [expert_hidden], each
-        with one vector per expert; None: there are none."""
+        """Two biases with one vector per expert: that of `gate_up`, in the order of its rows, and that of `down`,
+        [expert_hidden]; None: there are none."""
         if not self.biases:
             return None
         assert not self.glu.ungated, "no family has biases on experts without a gate"
@@ -179,9 +179,9 @@ class SparseMlp:
 
     @cached_property
     def gate_up(self) -> Tensor:
-        """The weights that project the input to gate and up, one matrix per expert: [2 * width, expert_hidden] with
-        each half padded to whole panels of 16 rows, which alternate; where there is no gate, [width, expert_hidden] of
-        up alone."""
+        """The weights that project the input to gate and up, one matrix per expert, [2 * width, expert_hidden]: panels
+        of 16 rows of gate and of up alternate, and both are padded to whole panels. Where there is no gate: those of
+        up, [width, expert_hidden]."""
         sources = [p for way in self.names.experts for p in way.gate_up_of(self._stored)]
         name, gated = "up" if self.glu.ungated else "gate_up", not self.glu.ungated
         made = self._of_experts(name, self.glu.rows(self.width), self.expert_hidden, sources)
@@ -217,8 +217,8 @@ class SparseMlp:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors of the MLP: experts, shared expert, projections around experts, router; then biases, the
-        table of experts, factors and norms, as far as there are any."""
+        """The stored tensors of the MLP, those it has, in this order: experts, shared expert, projections around the
+        experts, router, biases, table of experts, factors and norms."""
         vectors = (
             self.router_bias,
             self.router_correction,
@@ -233,12 +233,13 @@ class SparseMlp:
 
     @property
     def scratch(self) -> Scratch:
-        """The widths of the buffers that a step needs, per token: for dense projections, and for the activations of a
-        token's chosen experts side by side."""
+        """The widths of the buffers, in columns per token, that a step needs: for dense projections, and for the
+        activations of all of a token's chosen experts together."""
         return replace(Scratch.of(self.tensors), experts=self.routing.top_k * self.width)
 
     def forward(self, b: Backend, x: Value) -> Value:
-        """Returns the output [T, hidden] of the chosen experts and the shared one for x [T, hidden]."""
+        """Returns the output [T, hidden] for the input x [T, hidden]: the weighted sum of the chosen experts, plus the
+        shared expert, if any."""
         if self.branch_eps is not None:
             return self._branched(b, x, self.branch_eps)
         # [T, experts], and a column for the gate

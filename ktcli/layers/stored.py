@@ -85,8 +85,8 @@ class LinearPart(StoredPart, Projections):
 
 
 def by_head(stored: Stored, *parts: int) -> list[tuple[Stored, ...]]:
-    """Returns, for each of `parts`, its rows of all heads, one piece per head, of a stacked projection in which each
-    head has parts[0] rows of the first part, then parts[1] of the second, and so on."""
+    """Splits a stacked projection in which each head has parts[0] rows of a first part, then parts[1] rows of a second,
+    and so on; returns for each part the pieces with its rows, one for each head."""
     starts = range(0, stored.rows, sum(parts))
     return [
         tuple(replace(stored, first=at + sum(parts[:i]), count=count) for at in starts)

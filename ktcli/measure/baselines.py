@@ -36,12 +36,12 @@ OnCpu = Callable[[int], bool]
 def engine_under(
     policy: Policy, *given: Any, on_cpu: OnCpu | None = None, **others: Any
 ) -> DeviceEngine:
-    """Returns an engine with a GPU that divides the routed experts between CPU and GPU by a policy: kt's own, or the
-    method of another program.
+    """Returns an engine with a GPU that divides the routed experts between CPU and GPU by a policy: kt's own (KT), or
+    the method of another program.
 
     Args:
         given, others: the arguments of `DeviceEngine`.
-        on_cpu: tells whether an expert with a number of tokens is computed on the CPU; only for FIDDLER.
+        on_cpu: given an expert's number of tokens, returns whether the CPU computes it; only for FIDDLER.
     """
     model, recipe, source, pool, placement, *rest = given
     placed = placement_under(policy, placement)
@@ -51,11 +51,11 @@ def engine_under(
 
 
 def placement_under(policy: Policy, placement: Placement) -> Placement:
-    """Returns the placement as a policy needs it: the same for KT; for the others without deferred experts and, for
-    ALL_CPU, without experts on the GPU.
+    """Returns the placement as a policy needs it: for KT unchanged; for other policies with no experts deferred and,
+    for ALL_CPU, no experts on the GPU.
 
     Raises:
-        UsageError: MLPs are in main memory, which the sequential policies do not know.
+        UsageError: the policy is sequential, but the placement keeps MLPs in main memory.
     """
     if policy is Policy.KT:
         return placement
@@ -148,8 +148,8 @@ class OnDemand(TimedRunner):
         return layer, x, ids, gate
 
     def finish(self, pending: Any) -> Tensor:
-        """Computes the experts that a layer's tokens chose, one phase after the other; returns their weighted sum for
-        each token, [T, H]."""
+        """Computes the experts that a layer's tokens chose, first on the GPU, then on the CPU; returns their weighted
+        sum for each token, [tokens, hidden]."""
         layer, x, ids, gate = pending
         phases = self.phases
         self.stream.synchronize()

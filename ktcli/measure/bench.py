@@ -65,7 +65,7 @@ class Job:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens of one run, of all answers together."""
+        """The number of tokens of one run, summed over all answers."""
         return self.n_tokens * self.batch
 
 
@@ -83,7 +83,7 @@ class Demand:
 
     @property
     def all_ops(self) -> int:
-        """The number of operations of one run, of all kinds of arithmetic together."""
+        """The number of operations of one run, summed over all kinds of arithmetic."""
         return sum(self.ops.values())
 
 
@@ -91,15 +91,16 @@ class Roofline(Protocol):
     """The interface of the predicted times that a measurement is compared with."""
 
     def ideal_s(self, engine: Engine, job: Job) -> float:
-        """Returns the seconds that one run of the job would take at the machine's limits, measured now."""
+        """Returns the seconds that one run of the job would take at the machine's limits (memory bandwidth,
+        arithmetic), measured now."""
 
     def predicted_s(self, engine: Engine, job: Job) -> float:
-        """Returns the seconds that the planner expects of one run of the job, with the machine's limits as measured so
-        far."""
+        """Returns the seconds that the planner predicts for one run of the job, from the limits of the machine measured
+        so far."""
 
 
 def steps(engine: Engine, job: Job) -> Iterator[StepShape]:
-    """Yields the shape of each step of one run of the job: its number of tokens, the position of the first, and the
+    """Yields, for each step of one run of the job, its number of tokens, the tokens in the cache before it, and the
     number of tokens that give logits."""
     done = 0
     while done < job.n_tokens:
@@ -119,8 +120,8 @@ def work_of(engine: Engine, job: Job, step: StepShape) -> tuple[PartWork, ...]:
 
 
 def demand(engine: Engine, job: Job) -> Demand:
-    """Returns the bytes that one run of the job reads and the operations that it computes, in all, and the part of
-    these over the KV cache."""
+    """Returns the total bytes that one run of the job reads and the operations that it computes, and how much of both
+    is attention over the KV cache."""
     read, cached, ops = 0, 0, dict.fromkeys(Unit, 0)
     for step in steps(engine, job):
         for work in work_of(engine, job, step):
@@ -146,8 +147,8 @@ class Ceilings:
 
     @classmethod
     def of(cls, pool: Pool) -> Ceilings:
-        """Returns the limits of the machine as the threads of `pool` reach them, not measured yet; allocates memory on
-        each NUMA node, by which reading is measured."""
+        """Returns the limits of the machine as the threads of `pool` reach them, not measured yet; allocates the memory
+        on each NUMA node with which the rate of reading is measured."""
         nodes = range(len(pool.node_threads))
         arenas = tuple(pool.arena(CEILING_BYTES // len(nodes), node) for node in nodes)
         for arena in arenas:  # untouched pages would all be one zero page, which caches hold
@@ -156,13 +157,12 @@ class Ceilings:
 
     @property
     def unbound(self) -> str:
-        """The reason why the system did not bind the memory for measuring to the NUMA nodes of the threads; "": it did,
-        or need not."""
+        """Why the system did not bind the memory for measuring to the NUMA nodes of the threads; "": it did, or there
+        was no need to."""
         return next((arena.refused for arena in self.arenas if arena.refused), "")
 
     def measure(self, kind: Ceiling) -> float:
-        """Measures a limit of the machine now, and adds it to the samples; returns its bytes or operations per
-        second."""
+        """Measures a limit of the machine, adds it to the samples and returns it, in bytes or operations per second."""
         data = [arena.bytes for arena in self.arenas] if kind is Ceiling.READ else ()
         rate = self.pool.ceiling(kind, self.seconds, data)
         self.samples.setdefault(kind, []).append(rate)
@@ -174,17 +174,17 @@ class Ceilings:
         return median(self.samples.get(kind) or [self.measure(kind)])
 
     def rates(self) -> Rates:
-        """Returns the medians of the samples of reading, int8 and bf16 arithmetic in the form that the planner
-        takes."""
+        """Returns the medians of the samples of reading (bytes per second), int8 and bf16 arithmetic (operations per
+        second) as the planner's `Rates`."""
         read, int8, bf16 = map(self.rate, (Ceiling.READ, Ceiling.INT8, Ceiling.BF16))
         basis, tiles = "measured in this run", has_tiles(self.pool.isa)
         each = operation_seconds(self.pool.threads)
         return Rates(read, int8, bf16, True, basis, tiles, each)
 
     def ideal_s(self, engine: Engine, job: Job) -> float:
-        """Returns the seconds that one run of the job would take at the machine's limits, measured now: for decode that
-        of reading, for prefill those of arithmetic; for several answers at once, for each part of a step the slower of
-        the two."""
+        """Returns the seconds that one run of the job would take at the machine's limits, measured now: at the rate of
+        reading for decode, of arithmetic for prefill; for several answers at once, the larger of both times for each
+        part of a step."""
         if job.batch > 1:
             return self._parts_s(engine, job)
         wanted = demand(engine, job)
@@ -207,15 +207,15 @@ class Ceilings:
     def compute_s(
         self, ops: Mapping[Unit, int], rate: Callable[[Ceiling], float] | None = None
     ) -> float:
-        """Returns the seconds that operations, by kind of arithmetic, take at the arithmetic peaks: measured now, or as
-        `rate` gives them."""
+        """Returns the seconds that `ops`, the number of operations by kind of arithmetic, take at the arithmetic peaks:
+        measured now, or as `rate` gives them per second."""
         int8 = ops[Unit.INT8]
         rest = sum(ops.values()) - int8
         peaks = ((int8, Ceiling.INT8), (rest, Ceiling.BF16))
         return sum(n / (rate or self.measure)(kind) for n, kind in peaks if n)
 
     def predicted_s(self, engine: Engine, job: Job) -> float:
-        """Returns the seconds that the planner's cost model expects of one run of the job, with the medians of the
+        """Returns the seconds that the planner's cost model predicts for one run of the job, with the medians of the
         limits measured so far."""
         rates = self.rates()
         works = ((work_of(engine, job, s), s) for s in steps(engine, job))
@@ -231,7 +231,7 @@ class OperationTimes:
 
     @property
     def seconds(self) -> float:
-        """The seconds of all operations of one run together."""
+        """The seconds of one run, summed over all operations."""
         return sum(seconds for _, seconds in self.operations)
 
 
@@ -257,7 +257,7 @@ class BenchResult:
 
     @property
     def tok_s(self) -> float:
-        """The tokens per second, of all answers together, in the median run of the job."""
+        """The tokens per second, summed over all answers, in the median run of the job."""
         return self.job.tokens / self.measured.seconds
 
     @property
@@ -272,7 +272,7 @@ class BenchResult:
 
     @property
     def attention_s(self) -> float:
-        """The seconds of the attention operations in an average run of the job, products inside them included."""
+        """The seconds of attention in an average run of the job, with the matrix products inside it."""
         return sum(s for name, s in self.profile.operations if name in ATTENTION)
 
 
@@ -284,13 +284,13 @@ def run(
     pairs: int = PAIRS,
     progress: Callable[[int], None] = lambda done: None,
 ) -> BenchResult:
-    """Returns the measured times of one job on a loaded engine, with the bytes and operations it needs and the seconds
-    that the planner expects.
+    """Returns the measured times of one job on a loaded engine, with the bytes and operations that the job needs and
+    the seconds that the planner predicts.
 
     Args:
-        job: the work; its context and tokens fit the engine's context.
+        job: the work to measure; its context and tokens must fit into the engine's context.
         roofline: the limits of the machine that the times are compared with.
-        pairs: runs of the work, each between two measurements of the ceiling.
+        pairs: the number of runs, each between two measurements of the limits.
         progress: called after each run with the number of runs done.
     """
     session = engine.session()
@@ -324,11 +324,11 @@ def run(
 
 
 def once(engine: Engine, session: Session, job: Job, ids: list[int], choice: GreedyChoice) -> None:
-    """Runs the job once on `session`, which first goes back to the context of the job. A decode step ends with choosing
-    a token, as an answer does.
+    """Runs the job once on `session`, which is first cut back to the job's context. A decode step includes choosing a
+    token, as in an answer.
 
     Args:
-        ids: the token ids of the run: of the prompt that is read, or of the steps that are decoded.
+        ids: the token ids that are fed: the prompt for prefill, one for each step for decode.
     """
     session.rewind(job.context)
     if job.kind is Phase.PREFILL:
@@ -339,10 +339,10 @@ def once(engine: Engine, session: Session, job: Job, ids: list[int], choice: Gre
 
 
 def traced(engine: Engine, context: int, trace: Callable[[Callable[[], None]], Trace]) -> Trace:
-    """Returns the trace of one decode step after `context` tokens, when a few were decoded already.
+    """Returns the trace of one decode step after `context` tokens; WARM_UPS steps are run before it.
 
     Args:
-        trace: runs a step and returns its trace.
+        trace: runs the step that it is given and returns its trace.
     """
     session, draw = engine.session(), np.random.default_rng(_SEED)
     job, choice = Job(Phase.DECODE, 1, context), GreedyChoice(engine)

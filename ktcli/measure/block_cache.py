@@ -27,8 +27,8 @@ class BlockCache:
         self._size = 0
 
     def hit_blocks(self, request: int) -> int:
-        """Returns the number of blocks that are cached of the prompt of request number `request`, counted from its
-        beginning up to the first that is not."""
+        """Returns how many blocks at the beginning of the prompt of request number `request` are cached, up to the
+        first that is not."""
         hit = 0
         for segment, end in zip(self._paths[request], self._ends[request], strict=True):
             last = self._last.get(segment, -1)
@@ -41,8 +41,8 @@ class BlockCache:
         return hit
 
     def put(self, request: int) -> int:
-        """Adds all blocks of the prompt of request number `request`, and drops the least recently used beyond the
-        capacity; returns how many blocks of it, from its beginning, were cached before."""
+        """Adds all blocks of the prompt of request number `request` and drops the least recently used beyond the
+        capacity; returns how many blocks at the beginning of the prompt were cached before."""
         if self._capacity == 0:
             return 0
         hit = self.hit_blocks(request)

@@ -140,7 +140,7 @@ def _stages(model: Model) -> Iterator[_Stage]:
 
 def need_bytes(model: Model, tokens: int) -> int:
     """Returns the bytes of memory that a calibration with a text of `tokens` tokens needs for the weights of its
-    largest stage and the residuals of the text, buffers not included."""
+    largest stage (a few layers) and the residuals (hidden states) of the text, buffers not included."""
     width = largest = 0
     for stage in _stages(model):
         width = max(width, stage.recording.results[0].width)
@@ -187,8 +187,8 @@ class CalibrationRun:
         self.done = self._restored() if files else 0
 
     def run_next(self) -> None:
-        """Runs the next stage of the forward pass (a few layers) over the whole text, and adds up the squares of its
-        matrices' inputs.
+        """Runs the next stage of the forward pass (a few layers) over the whole text, and adds the squares of its
+        matrices' inputs to the sums.
 
         Raises:
             BadCheckpoint: a value is NaN, Inf or too large for 8 bits, or a file cannot be read.
@@ -208,8 +208,8 @@ class CalibrationRun:
         return max((i for i, own in read if own & names), default=0)
 
     def importance(self, tensors: Iterable[Tensor] | None = None) -> Importance:
-        """Returns the importance of the columns of `tensors`, whose stages must have run, see `stages_of`; None: of all
-        tensors of the model."""
+        """Returns the importance of the columns of `tensors`, whose stages must have run (see `stages_of`); with None
+        for `tensors`, of all tensors of the model."""
         steps = {}
         for name in self._tensors if tensors is None else (tensor.name for tensor in tensors):
             if name not in self._steps and name in self._tensors:

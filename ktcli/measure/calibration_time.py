@@ -38,17 +38,17 @@ class ConversionTime:
 
     @property
     def is_short(self) -> bool:
-        """Whether the calibration takes less than twice the time of the conversion without it."""
+        """Whether the calibration takes less than twice as long as the conversion alone."""
         return self.calibrate_s < 2 * self.convert_s
 
 
 def estimate(model: Model, recipe: Recipe, tokens: int, pool: Pool, threads: int) -> ConversionTime:
-    """Returns the estimated seconds of a conversion of a model to a recipe, and those of a calibration by a text of
-    `tokens` tokens before it.
+    """Returns the estimated seconds that converting a model to a recipe takes, and those of a calibration with a text
+    of `tokens` tokens before it.
 
     Args:
-        pool: one thread, which measures: several would wait for each other where other programs run.
-        threads: the number that will work.
+        pool: a pool of one thread, with which speeds are measured now.
+        threads: the number of threads that will convert.
     """
     tensors, top_k = measured(model), model.spec.top_k
     read = [t for t in tensors if t.part is not ModelPart.HEAD]  # no logits are computed

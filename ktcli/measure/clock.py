@@ -28,7 +28,7 @@ class TimedRun:
 
     @property
     def share(self) -> float:
-        """The share of the speed at the ceiling that the run reached; 1: all of it."""
+        """The speed of the run as a share of the speed at the machine's limit; 1: it reached the limit."""
         return self.ideal_s / self.seconds
 
 
@@ -56,13 +56,14 @@ class Measurement:
 
     @property
     def share(self) -> float:
-        """The median of the shares of the speed at the ceiling that the runs reached; 1: all of it."""
+        """The speed of the runs as a share of the speed at the machine's limit, the median of all runs; 1: they reached
+        the limit."""
         return median(run.share for run in self.runs)
 
     @property
     def noisy(self) -> bool:
-        """Whether other processes used more than NOISY_SHARE of the cores meanwhile, too much for a reliable
-        measurement."""
+        """Whether other processes used more than NOISY_SHARE (10 %) of the cores during the runs, too much for a
+        reliable measurement."""
         return self.others_share > NOISY_SHARE
 
 
@@ -73,14 +74,14 @@ def alternate(
     pairs: int = PAIRS,
     progress: Callable[[int], object] = lambda done: None,
 ) -> Measurement:
-    """Runs `work` `pairs` times, and measures its ceiling before and after each; returns the seconds of all runs, those
-    at the ceiling, and the share of the cores that other processes used.
+    """Runs `work` `pairs` times and measures its ceiling (the machine's limit) before and after each run; returns for
+    each run its seconds and those at the ceiling, and the share of the cores that other processes used.
 
     Args:
-        work: does the whole work once; returns the seconds of it that count; None: all of them.
+        work: does the whole work once; returns the seconds that count, or None if all do.
         ideal: measures the ceiling now and returns the seconds the work would take at it.
         pairs: the number of runs of the work.
-        progress: called after each run of it with the number of runs done.
+        progress: called after each run with the number of runs done.
     """
     others = Others()
     before = ideal()
@@ -125,10 +126,10 @@ class Others:
 
 
 def busy_seconds(stat: str, cpus: frozenset[int]) -> tuple[float, float]:
-    """Returns the seconds in which the cores numbered `cpus` were busy, and those in all, since the machine started,
-    from the text `stat` of /proc/stat.
+    """Returns (busy seconds, all seconds) since the machine started, summed over the cores numbered `cpus`, from
+    `stat`, the text of /proc/stat.
 
-    Time stolen by the hypervisor is busy: somebody else had the core.
+    Time stolen by the hypervisor counts as busy.
     """
     tick = os.sysconf("SC_CLK_TCK")
     busy = total = 0

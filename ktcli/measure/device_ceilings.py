@@ -143,7 +143,7 @@ class DeviceCeilings:
 
     def ideal_s(self, engine: Engine, job: Job) -> float:
         """Returns the seconds that one run of the job would take with CPU and GPU working at the same time, each at its
-        limit: reading for decode, arithmetic for prefill."""
+        limit: the rate of reading for decode, of arithmetic for prefill."""
         found = [self.split(engine, job, step) for step in steps(engine, job)]
         if job.kind is Phase.DECODE:
             read = sum(each.cpu_bytes for each in found)
@@ -154,8 +154,8 @@ class DeviceCeilings:
         return max(self.cpu.compute_s(ops), theirs)
 
     def predicted_s(self, engine: Engine, job: Job) -> float:
-        """Returns the seconds that the planner's forecast expects of one run of the job, with the limits of CPU and GPU
-        as measured."""
+        """Returns the seconds that the planner predicts for one run of the job, from the measured limits of CPU and
+        GPU."""
         forecast, policy = self.forecast(engine), self.policy
         if policy in SEQUENTIAL:
             computes = policy is Policy.FIDDLER
@@ -172,8 +172,8 @@ class DeviceCeilings:
         return sum(forecast.decode_s(at, engine.depth_at(at), job.batch) for at in positions)
 
     def forecast(self, engine: Engine) -> Forecast:
-        """Returns the planner's forecast for an engine with its placement and the measured rates of CPU and GPU: it
-        tells the seconds of decode and prefill."""
+        """Returns the planner's forecast, which tells the seconds of decode and prefill, for an engine's placement and
+        the measured rates of CPU and GPU."""
         placement = self.placement
         expert = int(stack_of(engine.model, engine.recipe).expert.size_bytes.max(initial=0))
         known = Known(
@@ -190,8 +190,8 @@ class DeviceCeilings:
         return Forecast.of(engine.model, engine.recipe, known)
 
     def split(self, engine: Engine, job: Job, step: StepShape) -> Split:
-        """Returns the bytes and operations of one step of a job, those of the CPU and those of the GPU; if experts are
-        streamed to the GPU, as in long prompts, all of theirs are the GPU's."""
+        """Returns the bytes read and the operations of one step of a job, separately for CPU and GPU; experts that are
+        streamed to the GPU, as for long prompts, count as the GPU's."""
         long = self.placement.long_prompts
         streamed = job.kind is Phase.PREFILL and long.streams(step.n_tokens)
         hit_rate = experts.hits(self.placement.mask, engine.spec.top_k).rate

@@ -49,7 +49,7 @@ def planned_engine(
     `setting`; `pool` has the threads of the plan's host.
 
     Raises:
-        NotEnoughMemory: it does not fit after all.
+        NotEnoughMemory: the model does not fit into memory, although the plan says so.
         DeviceError: the device failed.
     """
     planned = plan.device

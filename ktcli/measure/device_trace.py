@@ -32,11 +32,11 @@ _LAUNCHES = ("Launch", "Memcpy", "Memset", "BatchMemOp")
 
 
 def trace(engine: DeviceEngine, step: Callable[[], None]) -> Trace:
-    """Runs one step of an engine with a GPU, which was run before; returns the trace of its events: parts of the CPU,
-    kernels of the GPU, and the calls that launch them.
+    """Runs one step of an engine with a GPU that has already been warmed up; returns a trace of the work of the CPU,
+    the kernels of the GPU, and the calls that launch them.
 
     Args:
-        step: runs a step of the engine; returns when its streams are done.
+        step: runs a step of the engine; returns when the GPU has finished it.
     """
     streams, host = [each.stream for each in engine.segments], engine.host
     logs = [stream.log for stream in streams if isinstance(stream, HostStream)]
@@ -111,7 +111,8 @@ class CallRecord:
 
 
 def recorded(profiler: Any) -> Iterator[CallRecord]:
-    """Yields all events that a finished torch profiler recorded, with times in nanoseconds of its own clock."""
+    """Yields all events that a finished torch profiler recorded; their times are nanoseconds of the profiler's own
+    clock."""
     for event in profiler.profiler.kineto_results.events():
         start, duration = event.start_ns(), event.duration_ns()
         on_device = event.device_type().name == "CUDA"
@@ -122,8 +123,8 @@ def clock_offset(markers: Sequence[CallRecord], readings: Sequence[tuple[int, in
     """Returns the nanoseconds to add to times of the profiler's clock to get those of CLOCK_MONOTONIC.
 
     Args:
-        markers: the markers as recorded, in order.
-        readings: CLOCK_MONOTONIC before and after each marker.
+        markers: the events of the markers (named ranges for comparing the clocks) that the profiler recorded.
+        readings: CLOCK_MONOTONIC, in nanoseconds, before and after each marker, in order.
     """
     host = [marker for marker in markers if not marker.on_device]
     pairs = zip(sorted(host, key=lambda marker: marker.start_ns), readings, strict=True)
@@ -132,8 +133,8 @@ def clock_offset(markers: Sequence[CallRecord], readings: Sequence[tuple[int, in
 
 
 def track_of(record: CallRecord) -> str | None:
-    """Returns the name of the track (row) of the trace that shows an event of the profiler, DEVICE or LAUNCHES; None:
-    it is left out of the trace."""
+    """Returns the name of the track (row) of the trace that shows an event of the profiler: DEVICE for work of the GPU,
+    LAUNCHES for calls that submit it; None: the event is left out."""
     if record.on_device:
         return DEVICE if record.name != _MARKER and "Sync" not in record.name else None
     is_call = record.name.startswith("cu") and any(word in record.name for word in _LAUNCHES)

@@ -25,9 +25,8 @@ class EncodedSource:
         self._arenas: dict[int | None, Arena] = {}
 
     def arena(self, size_bytes: int, node: int | None = None) -> Arena:
-        """Returns memory on a NUMA node for at least `size_bytes` bytes of tensors: that of an earlier call, whose
-        tensors are not used any more, if it is large enough. The system takes longer to clear new pages than the
-        encoder to fill them."""
+        """Returns memory on a NUMA node for at least `size_bytes` bytes of tensors; memory of an earlier call is reused
+        if it is large enough; its tensors must not be in use any more."""
         found = self._arenas.pop(node, None)
         if found is None or found.size_bytes < size_bytes:
             del found  # given back first
@@ -46,5 +45,5 @@ class EncodedSource:
         self._encoder.encode_into(tensor, memory[offset:])
 
     def place(self, tensor: Tensor, whole: Weight, shares: Shares, offset: int = 0) -> None:
-        """Raises AssertionError: it is never called, as a pool of one NUMA node has no slices of tensors."""
+        """Raises AssertionError: it must not be called, as a pool of one NUMA node has no slices of tensors."""
         raise AssertionError(tensor.name)

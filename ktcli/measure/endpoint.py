@@ -76,12 +76,12 @@ class Endpoint:
 
     @classmethod
     def at(cls, url: str, key: str = "", model: str = "") -> Endpoint:
-        """Returns the server at the address `url`, for requests to `model`; "": to the first model that the server
-        lists.
+        """Returns the server at the address `url`, for requests to `model`; if that is "", to the first model that the
+        server lists.
 
         Raises:
             UsageError: `url` is not an address, or the key is refused.
-            KtError: nobody is there, or it does not speak OpenAI's API.
+            KtError: no server answers there, or it does not have OpenAI's API.
         """
         if "@" in url:
             raise UsageError(

@@ -62,7 +62,7 @@ class Window:
 
     @property
     def counted(self) -> int:
-        """The number of predictions of the window that count: not those that the window before has counted."""
+        """The number of predictions of the window that count: those that the previous window did not count."""
         return len(self.ids) - 1 - self.first
 
 
@@ -101,13 +101,14 @@ class Difference:
 
 
 def windows(ids: Sequence[int], length: int, stride: int, begin: int | None) -> list[Window]:
-    """Returns the windows into which a text is cut; in them, every id is predicted once, except the very first if no id
-    precedes it.
+    """Returns the overlapping windows into which a text is cut. Every id is predicted in one of them, except the first
+    of the text if `begin` is None.
 
     Args:
         length: the number of the text's ids in a window.
         stride: the number of ids from the start of one window to that of the next, 1..length.
-        begin: the id before each window; None: the model has none, and a window's first id is given.
+        begin: the id that is put before each window; None: the model has no such id, so that a window's first id is not
+            predicted.
     """
     text = np.asarray(ids, dtype=np.int32)
     before = np.array([] if begin is None else [begin], dtype=np.int32)
@@ -123,13 +124,14 @@ def windows(ids: Sequence[int], length: int, stride: int, begin: int | None) -> 
 
 
 def piece_tokens(vocab: int) -> int:
-    """Returns the most tokens that one step of an evaluation reads, so that its logits, over a vocabulary of `vocab`
-    ids, take no more than PIECE_BYTES."""
+    """Returns the most tokens that one step of an evaluation reads, 1..512, so that their f32 logits over a vocabulary
+    of `vocab` ids take at most PIECE_BYTES (64 MiB)."""
     return max(1, min(_PIECE_TOKENS, PIECE_BYTES // (4 * vocab)))
 
 
 def windows_at_once(over: Sequence[Window], vocab: int) -> int:
-    """Returns the greatest number of the windows `over` that one step of an evaluation can read, 1 at least."""
+    """Returns the greatest number of the windows `over` that fit into one step of an evaluation (see `piece_tokens`),
+    at least 1."""
     rows = piece_tokens(vocab)
     cuts = [[Piece(window.ids[:-1])] for window in over if len(window.ids) - 1 <= rows]
     return max((len(step) for step in steps(cuts, rows, len(cuts))), default=1)
@@ -144,14 +146,15 @@ def score(
     progress: Progress = lambda n: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> list[Scores]:
-    """Returns, for each case (a model and how it is run), the scores of its predictions in these windows of a text; all
-    cases have equally many.
+    """Returns, for each case (a model and how it is run), the scores of its predictions of the ids in the windows
+    `over` of a text: loss, likeliest token and divergence; all cases have equally many predictions.
 
     Args:
-        cases: the cases; their models have one vocabulary.
-        at_once: the most windows that share a step; the engines have room for so many, of each case.
+        cases: the cases; their models have the same vocabulary.
+        at_once: the most windows that are computed in one step; each engine needs room for as many sequences for each
+            of its cases.
         compare: whether to measure the divergence of each prediction from the first case's.
-        cancelled: called between steps; once it is true, the scores of the finished windows are returned.
+        cancelled: called between steps; once it returns true, the scores of the finished windows are returned.
     Raises:
         KtError: a model's logits hold a NaN or Inf.
     """
@@ -190,8 +193,8 @@ def _room(n: int, compare: bool) -> Scores:
 
 
 def difference(this: Scores, other: Scores) -> Difference:
-    """Returns how the scores `this` differ from the scores `other` over the predictions that both have: in loss, in the
-    likeliest token, and in divergence, each a mean with its 95 % interval."""
+    """Returns how the scores `this` differ from `other` over the predictions that both have: the difference of losses,
+    the share with the same likeliest token, and the divergence of `this`; each a mean with its 95 % interval."""
     n = min(len(this.nll), len(other.nll))
     one, two = this.first(n), other.first(n)
     same = interval((one.best == two.best).astype(np.float64)).within(0.0, 1.0)

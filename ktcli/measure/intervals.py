@@ -39,8 +39,8 @@ class Interval:
         return (self.high - self.low) / 2
 
     def exp(self) -> Interval:
-        """Returns the interval with mean and ends replaced by e to their power: a perplexity from a negative
-        log-likelihood; at most e^700, which a float holds."""
+        """Returns the interval whose mean and ends are e to the power of this one's, at most e^700: perplexity from
+        negative log-likelihood."""
         return Interval(*(exp(min(each, 700.0)) for each in (self.mean, self.low, self.high)))
 
     def scaled(self, factor: float) -> Interval:
@@ -48,7 +48,8 @@ class Interval:
         return Interval(self.mean * factor, self.low * factor, self.high * factor)
 
     def within(self, low: float, high: float) -> Interval:
-        """Returns the interval with its ends cut to where the quantity ends, e.g. a share at 0 and 1."""
+        """Returns the interval with its ends limited to `low` and `high`, the range of the quantity, such as 0 and 1
+        for a share."""
         return Interval(self.mean, max(self.low, low), min(self.high, high))
 
 
@@ -68,8 +69,8 @@ def grouped_interval(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> 
     """Returns the mean of values that come in independent groups, as tokens do in a file's rows, with its two-sided 95
     % interval.
 
-    It is the ratio of two sums over the groups. How far it may be off follows from what each group's sum is away from
-    what the ratio says, with Student's t of the groups. Source: Cochran, Sampling Techniques, 6.3.
+    It is a ratio estimate: the sum of all values over their number, with a standard error from the groups' residuals
+    and Student's t. Source: Cochran, Sampling Techniques, 6.3.
 
     Args:
         sums: the sum of each group's values [G], at least LEAST_GROUPS.
@@ -85,8 +86,8 @@ def grouped_interval(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> 
 
 
 def block_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the means of the consecutive blocks, at most MOST_BLOCKS, into which the values [N] are cut, in order;
-    the lengths of blocks differ by one at most."""
+    """Returns the means of the consecutive blocks into which the values [N] are cut, [blocks], in order; there are at
+    most MOST_BLOCKS, whose lengths differ by one at most."""
     if len(values) < LEAST_VALUES:
         raise ValueError(f"{len(values)} values, {LEAST_VALUES} are needed")
     count = min(MOST_BLOCKS, len(values) // LEAST_BLOCK)

@@ -52,8 +52,8 @@ class Served:
 
     @classmethod
     def of(cls, driven: Driven) -> Served:
-        """Returns the throughput and latencies of requests that were sent to a server, from their answers; failed ones
-        are only counted."""
+        """Returns the throughput and latencies of requests that were sent to a server, from their answers; failed
+        requests are only counted."""
         answers = [each for each in driven.answers if not each.error]
         return cls(
             len(answers),
@@ -71,19 +71,21 @@ class Served:
 
 
 def by_server(driven: Driven) -> dict[str, tuple[StreamedAnswer, ...]]:
-    """Returns the answers of each server behind a router, in the order in which they were sent, by the name of the
-    server; {}: no answer names one."""
+    """Returns, by the name of each server behind a router, its answers in the order in which they were sent; {}: no
+    answer names a server."""
     names = sorted({each.server for each in driven.answers if each.server})
     return {name: tuple(each for each in driven.answers if each.server == name) for name in names}
 
 
 def tokens_of(answer: StreamedAnswer) -> int:
-    """Returns the number of tokens of an answer; the number of its pieces where the server does not count."""
+    """Returns the number of tokens of an answer as the server counts them or, if it does not, the number of the
+    answer's pieces."""
     return answer.output_tokens or len(answer.pieces_s)
 
 
 def latencies(answers: Sequence[StreamedAnswer]) -> Latencies:
-    """Returns the latencies, in milliseconds, of all answers that have pieces."""
+    """Returns the latencies, in milliseconds, of all answers that have pieces: end to end, to the first piece, per
+    token, and between pieces."""
     spoken = [each for each in answers if each.pieces_s]
     e2e = [each.pieces_s[-1] - each.sent_s for each in spoken]
     ttft = [each.pieces_s[0] - each.sent_s for each in spoken]

@@ -72,8 +72,8 @@ class LayerResult:
 
     @property
     def cached(self) -> bool:
-        """Whether the weights may have come from the CPU's cache instead of memory: all of them are less than 4 times
-        as large."""
+        """Whether the CPU's caches may have held part of the weights: the whole stack is less than 4 times as large as
+        its last-level cache."""
         return self.stack_bytes < _STACK_CACHES / 2 * cache_bytes(3)
 
     @property
@@ -132,8 +132,8 @@ class LayerStack:
         self._pages = np.zeros(ceil(max_tokens / PAGE_TOKENS), np.int32)
 
     def cases(self, works: Sequence[Work], per_expert: Sequence[int]) -> list[LayerCase]:
-        """Returns the cases to measure on this stack: numbers of tokens, with the bytes and operations of a layer, for
-        these kinds of work and tokens per expert."""
+        """Returns the cases to measure on this stack for the kinds of work `works` and the tokens per expert
+        `per_expert`; each has its number of tokens and the bytes and operations of a layer."""
         raise NotImplementedError
 
     def ids(self, n_tokens: int) -> NDArray[np.int32]:
@@ -234,8 +234,8 @@ class ExpertStack(LayerStack):
         )
 
     def ids(self, n_tokens: int) -> NDArray[np.int32]:
-        """Returns the token ids to feed in the next step, int32 [n_tokens]: of a single token the next in turn, else
-        shuffled neighbours."""
+        """Returns the token ids to feed in the next step, int32 [n_tokens]: for a single token the next of a cycle,
+        otherwise consecutive ids, shuffled. A token's id decides its experts."""
         # Always the same deal: an expert comes again when all others had their turn.
         if n_tokens == 1:
             self._next = (self._next + 1) % self._deal
@@ -268,7 +268,7 @@ class LinearStack(LayerStack):
 
     def cases(self, works: Sequence[Work], per_expert: Sequence[int]) -> list[LayerCase]:
         """Returns the cases to measure on this stack of dense products, one for each number of tokens; [] if `works`
-        does not ask for dense products."""
+        does not contain LINEAR."""
         if Work.LINEAR not in works:
             return []
         size, elements = self.size_bytes // self.layers, self.N * self.K
@@ -287,7 +287,7 @@ def measure(
     pairs: int = PAIRS,
     progress: Callable[[int], None] = lambda done: None,
 ) -> LayerResult:
-    """Returns the measured times of one case on its stack of layers, those of one layer in one step, with the ceiling
+    """Returns the measured seconds of one layer in one step of a case, with the machine's limit (reading or arithmetic)
     that they are compared with.
 
     Args:

@@ -23,11 +23,11 @@ _SEED = 5
 
 
 def layer_times(engine: DeviceEngine) -> Times | None:
-    """Returns the measured seconds t_e, which the CPU takes for one expert in decode, and T_g, which the GPU takes for
-    its share of a layer; medians over layers and steps. None: no two layers in a row have experts on the CPU, or the
-    CPU also has MLPs, so that the gaps between experts are not the GPU's alone.
+    """Returns two measured times in seconds, medians over layers and decode steps: t_e, in which the CPU computes one
+    expert, and T_g, in which the GPU computes its share of a layer. None: no two consecutive layers have experts on the
+    CPU, or the CPU also has other MLPs.
 
-    The cache before MEASURED_AT is not filled: only the time counts. T_s cannot be seen from the CPU.
+    The cache before position MEASURED_AT is not filled, as only the time counts.
     """
     host = engine.host
     if host is None or host.has_blocks:

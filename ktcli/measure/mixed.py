@@ -31,7 +31,8 @@ class MixedJob:
 
     @property
     def context(self) -> int:
-        """The number of positions that the engine needs for the prompt, and for the answers that go on meanwhile."""
+        """The number of positions that the engine's context needs: the prompt's, and 2048 for the answers that go on
+        meanwhile."""
         return self.prompt_tokens + 2048
 
 
@@ -57,20 +58,20 @@ class MixedResult:
 
     @property
     def streams_share(self) -> float:
-        """The share of their tokens per second that answers keep while a prompt is read; 1: all of it."""
+        """The tokens per second of answers while a prompt is read, as a share of those without it; 1: no loss."""
         return self.beside_tok_s / self.alone_tok_s
 
     @property
     def prompt_share(self) -> float:
-        """The share of its speed that a prompt keeps while answers go on; 1: all of it."""
+        """The speed of a prompt while answers go on, as a share of its speed alone; 1: no loss."""
         return self.prompt_alone_s / self.prompt_beside_s
 
 
 def measure_mixed(
     engine: Engine, job: MixedJob, progress: Callable[[int], None] = lambda steps: None
 ) -> MixedResult:
-    """Returns the measured speeds of answers, in tokens per second, and of a long prompt, in seconds to its first
-    token, alone and beside each other.
+    """Returns the measured speeds of answers (tokens per second) and of a long prompt (seconds to its first token),
+    each alone and while the other runs.
 
     Args:
         progress: called after each step with the number of steps done.

@@ -25,8 +25,8 @@ LOCK_WAIT_S = 5.0  # its holder writes one small file
 
 
 def measure(machine: Machine, step: Callable[[str], None]) -> Measured:
-    """Returns the rates of the CPU, measured with all threads for about three seconds, in the teams that a model would
-    get: bytes per second of reading, and int8 and bf16 operations per second. Nothing is stored.
+    """Returns the rates of the CPU, measured for about three seconds with all the threads that a model would get: bytes
+    per second of reading, and int8 and bf16 operations per second. Nothing is stored.
 
     Args:
         step: called with the name of what is measured next.
@@ -73,11 +73,11 @@ def save_gpu(gpu: Gpu) -> None:
 
 
 def keep(cpu: Cpu, threads: int, isa: str, values: Mapping[str, object]) -> None:
-    """Writes `values` to the entry that `measured.json` in kt's library folder has for this CPU with so many threads;
-    its values of other names stay.
+    """Writes `values` to the entry that `measured.json` in kt's library folder has for this CPU with `threads` threads;
+    other values of the entry stay.
 
     Args:
-        isa: the name of the row of kernels, a part of the entry's key.
+        isa: the name of the instruction set of the kernels, a part of the entry's key.
     Raises:
         KtError: the library folder cannot be written.
     """

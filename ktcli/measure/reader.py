@@ -40,8 +40,8 @@ class Piece:
 
 
 def pieces(ids: I32Array, skip: int, rows: int) -> list[Piece]:
-    """Returns a sequence of ids cut into pieces of at most `rows` ids; each says how many of its logits, those after
-    the first `skip` ids of the sequence, are not wanted."""
+    """Returns a sequence of ids cut into pieces of at most `rows` ids; each says after how many of its ids logits are
+    not wanted, which are those after the first `skip` ids of the sequence."""
     return [
         Piece(part, min(max(0, skip - start), part.size), start == 0)
         for start in range(0, ids.size, rows)
@@ -50,13 +50,13 @@ def pieces(ids: I32Array, skip: int, rows: int) -> list[Piece]:
 
 
 def steps(sequences: Several[Several[Piece]], rows: int, most: int) -> Iterator[list[Piece]]:
-    """Yields, for each step, the list of the pieces that are computed in it, in the order of the sequences: those of
-    several short sequences, or one of a longer one.
+    """Yields, for each step, the list of pieces that are computed in it, in the order of the sequences: several
+    sequences that are one piece each, or one piece of a longer sequence.
 
     Args:
         sequences: the pieces of each sequence.
-        rows: the most ids of a step; no piece has more.
-        most: the most sequences of a step.
+        rows: the most ids in one step; no piece has more.
+        most: the most sequences in one step.
     """
     step: list[Piece] = []
     for cut in sequences:
@@ -88,11 +88,11 @@ class TextReader:
         self._lines: list[Sequence] = []
 
     def read(self, step: Several[Piece]) -> F32Array:
-        """Computes the pieces of a step; returns the logits after the ids that were asked for, one piece after the
-        other, f32 [ids, vocabulary].
+        """Computes the pieces of a step; returns the logits after each id but a piece's first `skip`, piece by piece,
+        f32 [ids, vocabulary].
 
         Raises:
-            ContextFull, PoolFull: a sequence is too long, or there are too many.
+            ContextFull, PoolFull: a sequence is too long, or there are too many sequences.
         """
         if self._engine.batch_invariant:
             return self._run(step, [piece.skip for piece in step])

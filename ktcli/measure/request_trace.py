@@ -55,7 +55,7 @@ class TracedRequest(NamedTuple):
         """Returns the request that a line of a trace, a JSON object, describes.
 
         Raises:
-            ValueError: the line is not a request; the message completes a sentence about the line.
+            ValueError: the line is not a request; the message says what is wrong with it.
         """
         entry = smallfiles.json_object(line)
         lengths = _length(entry, "input_length", 1), _length(entry, "output_length", 0)
@@ -108,15 +108,15 @@ class RequestTrace:
 def read_trace(
     path: Path, block: int | None = None, progress: Callable[[int], None] = lambda read: None
 ) -> RequestTrace:
-    """Returns the requests of a trace file, with the blocks that their prompts have in common.
+    """Returns the requests of a trace file, with the blocks (runs of tokens) that their prompts have in common.
 
     Args:
-        block: the tokens of a block; None: the power of two that fits the lengths of all lines, BLOCK_TOKENS where
-            several do.
+        block: the number of tokens in a block; None: the power of two that fits the lengths of all lines, BLOCK_TOKENS
+            if several do.
         progress: called with the number of bytes read so far.
     Raises:
         NotFound: the file cannot be read.
-        UsageError: it has no requests, or a line is not one; the sentence has its number.
+        UsageError: the file has no requests, or a line is not one; the message has the line's number.
     """
     reading = _Reading(path, block)
     try:

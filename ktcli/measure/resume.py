@@ -50,12 +50,12 @@ class ResumeResult:
 
     @property
     def warm(self) -> float:
-        """The median seconds of resuming a conversation from disk with a warm page cache."""
+        """The median seconds of resuming a conversation from disk whose files are in the page cache."""
         return median(self.warm_s)
 
     @property
     def cold(self) -> float:
-        """The median seconds of resuming a conversation from disk with a cold page cache."""
+        """The median seconds of resuming a conversation from disk whose files are not in the page cache."""
         return median(self.cold_s)
 
 
@@ -69,15 +69,15 @@ def resume(
     progress: Callable[[int], None] = lambda done: None,
 ) -> ResumeResult:
     """Returns the measured seconds of resuming a conversation of `n_tokens` tokens from the store on disk, and of
-    computing it again, on a loaded engine whose context holds `n_tokens` and one more.
+    computing it again, on a loaded engine whose context has at least `n_tokens` + 1 positions.
 
     Args:
-        open_store: opens the store below the engine, as a new process does.
+        open_store: opens the store for the engine, as a new process does.
         files: the files of the store.
-        runs: the runs with a warm page cache, and as many with a cold one, in turn.
+        runs: the number of runs with a warm page cache, and as many with a cold one, alternating.
         progress: called after each run with the number of runs done; computing the prefix counts as one.
     Raises:
-        KtError: the prefix did not come back.
+        KtError: nothing of the conversation was restored from the store.
     """
     draw = np.random.default_rng(_SEED)
     ids = draw.integers(0, engine.spec.vocab, n_tokens + 1).tolist()

@@ -45,11 +45,11 @@ class Router:
         self._seen = [0] * trace.segments
 
     def choose(self, request: int, loads: Sequence[int]) -> int:
-        """Returns the number of the server that a router sends request number `request` of the trace to, and remembers
-        that.
+        """Returns the number of the server to which a router sends request number `request` of the trace, and remembers
+        the choice.
 
         Args:
-            loads: how many requests each server has and has not answered.
+            loads: the number of requests that each server has not answered yet.
         """
         if self._rule is Rule.ROUND_ROBIN:
             chosen, self._next = self._next, (self._next + 1) % self._servers

@@ -32,7 +32,8 @@ class LayerShape:
 
     @classmethod
     def parse(cls, text: str) -> LayerShape:
-        """Returns the sizes of a layer's experts that a text means: a name from `SHAPES`, or numbers H,I,E,K.
+        """Returns the sizes of a layer's experts that `text` gives: a name from `SHAPES`, or four numbers H,I,E,K
+        (hidden width, expert width, experts, experts per token).
 
         Raises:
             UsageError: the text is neither.
@@ -52,8 +53,8 @@ class LayerShape:
         )
 
     def tokens(self, per_expert: int) -> int:
-        """Returns the number of tokens of a step in which every expert has `per_expert` tokens, rounded up where K, the
-        experts per token, does not divide."""
+        """Returns the number of tokens of a step in which every expert has `per_expert` tokens, rounded up to a whole
+        number."""
         return ceil(per_expert * self.experts / self.top_k)
 
 

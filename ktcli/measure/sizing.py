@@ -48,11 +48,12 @@ class Choices:
 
     @property
     def have(self) -> Fleet:
-        """The fleet of servers that the user has: the first of each list of choices."""
+        """The fleet of servers that the user has: the first value of each field."""
         return Fleet(self.servers[0], self.rules[0], self.memory[0], self.disk[0])
 
     def fleets(self) -> list[Fleet]:
-        """Returns all fleets of servers to compare, each once: a single server needs no router."""
+        """Returns all different fleets of servers to compare; those of a single server need no router, so that they
+        have only one rule."""
         found = product(self.servers, self.memory, self.disk, self.rules)
         rule = self.rules[0]
         return list(
@@ -84,11 +85,11 @@ def compare(
     speed: ReplaySpeed | None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Compared:
-    """Replays a trace through every fleet of `choices`; returns the results, with those of one server with an unlimited
-    cache.
+    """Replays a trace through every fleet of `choices`; returns the results, and for comparison those of one server
+    with an unlimited cache.
 
     Args:
-        speed: how fast requests come and are read; None: nobody knows, so that load only spreads the requests.
+        speed: how fast requests arrive and are computed; None: unknown, so that times in the results mean nothing.
         progress: called after each fleet with the number of fleets done.
     """
     replays: dict[Fleet, Replayed] = {}
@@ -137,11 +138,11 @@ class Recommendation:
 
 
 def keeps_up(replayed: Replayed, most_wait_s: float | None = None) -> bool:
-    """Returns whether the servers of a replay keep up: the busiest is busy for at most MOST_LOAD of the time, and few
-    requests wait too long.
+    """Returns whether the servers of a replay keep up: the busiest is busy for at most MOST_LOAD (80 %) of the time,
+    and WAITING_PERCENT (95 %) of the requests wait at most `most_wait_s`.
 
     Args:
-        most_wait_s: the seconds that WAITING_PERCENT of the requests may wait; None: any.
+        most_wait_s: the most seconds from arrival until the prompt is read; None: any.
     """
     if replayed.load > MOST_LOAD:
         return False
@@ -152,8 +153,8 @@ def keeps_up(replayed: Replayed, most_wait_s: float | None = None) -> bool:
 
 
 def recommend(compared: Compared, most_wait_s: float | None = None) -> Recommendation:
-    """Returns the cheapest change with which the user's servers keep up: none, a router, a larger cache, or more
-    servers, in this order."""
+    """Returns the cheapest change with which the user's servers keep up (see `keeps_up`), in this order: none, a
+    router, a larger cache, more servers."""
     have, replays = compared.choices.have, compared.replays
     if compared.speed is None or not compared.ideal.span_s:
         return Recommendation(Need.UNKNOWN)

@@ -29,8 +29,8 @@ class StageFiles:
         self._folder = folder
 
     def done(self) -> int:
-        """Returns how many stages of the calibration, from the first on, need not be run again, as all their files are
-        there and undamaged."""
+        """Returns how many stages of the calibration, counted from the first, need not be run again, because all their
+        files are there and undamaged."""
         stems = [path.stem for path in self._folder.glob("*.residuals")]
         behind = [int(stem) for stem in stems if stem.isdecimal()]
         for stage in sorted(behind, reverse=True):
@@ -41,18 +41,18 @@ class StageFiles:
         return 0
 
     def read_sums(self, stage: int) -> Doubles:
-        """Returns the sums that `add` wrote for a finished stage, f64, all arrays one after the other in one dimension;
-        empty: they are not there."""
+        """Returns the sums that `add` wrote for a finished stage, f64 [n], all arrays concatenated; an empty array:
+        there are none."""
         return np.frombuffer(_content(self._sums(stage)) or b"", np.float64)
 
     def read_residuals(self, stage: int) -> Floats:
-        """Returns the residuals that `add` wrote for the last finished stage, f32, all arrays one after the other in
-        one dimension; empty: they are not there."""
+        """Returns the residuals that `add` wrote for stage `stage`, the last finished one, f32 [n], all arrays
+        concatenated; an empty array: there are none."""
         return np.frombuffer(_content(self._residuals(stage)) or b"", np.float32)
 
     def add(self, stage: int, sums: Iterable[Doubles], residuals: Sequence[Floats]) -> None:
         """Writes the sums and the residuals of a finished stage to files, and removes the residuals of the stage
-        before; what cannot be written is left out."""
+        before; errors in writing are ignored."""
         with contextlib.suppress(OSError, KtError):
             smallfiles.make_folder(self._folder)
             _write(self._sums(stage), sums)

@@ -34,8 +34,8 @@ def streams_work(
     part of the model.
 
     Args:
-        step: has one token of each answer, after `step.start` tokens of each.
-        touched: the experts of a layer that at least one of them chose, as counted; None: as if all were equally
+        step: the step: one token of each answer, after `step.start` tokens of each.
+        touched: the mean number of experts of a layer that at least one answer chose; None: assumes all to be equally
             likely.
     """
     alone = {work.part: work for work in step_work(model, recipe, replace(step, n_tokens=1))}
@@ -88,8 +88,8 @@ class Streams:
                 sequence.commit(run)
 
     def once(self, ids: I32Array) -> None:
-        """Decodes the given ids as the continuations of all sequences together, which then are as before; each step
-        ends with choosing a token of each, as in answers.
+        """Decodes the given ids as continuations of all sequences together, then drops them, so that the sequences are
+        as before. Each step ends with choosing a token for each sequence, as in answers.
 
         Args:
             ids: the ids [steps, sequences].
@@ -103,8 +103,8 @@ class Streams:
                 line.close()
 
     def touched(self, ids: I32Array) -> float | None:
-        """Returns how many experts of a layer at least one of the sequences chooses in a decode step, the mean over
-        layers and steps; None: the model has no experts.
+        """Returns the mean, over layers and decode steps, of the number of experts that at least one of the sequences
+        chooses; None: the model has no experts.
 
         Args:
             ids: the ids that are decoded, [steps, sequences].

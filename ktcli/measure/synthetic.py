@@ -37,13 +37,13 @@ _SPREAD_STEP = 64
 def fitting_plan(
     config: Mapping[str, Any], host: Host, request: Request, layers: int | None = None
 ) -> tuple[Model, Plan]:
-    """Returns a model cut to its first `layers` layers, and its plan; with None for `layers`, as many as fit into main
-    memory and, with a GPU, into its memory.
+    """Returns a model cut to its first `layers` layers, and its plan; with None for `layers`, to as many as fit into
+    the memory of the machine.
 
-    The whole model decides whether a GPU is used, and which.
+    Which GPUs are used, if any, is decided for the whole model.
 
     Raises:
-        UsageError: more layers than the model has, or see `place`.
+        UsageError: `layers` is more than the model has, or `place` refuses the request.
         NotEnoughMemory: not even one layer fits.
     """
     whole = build(config)
@@ -150,14 +150,14 @@ class Spread:
 
     @property
     def even(self) -> bool:
-        """Whether the router spreads tokens over experts nearly as evenly as if all experts were equally likely: at
-        least 80 % as many are chosen."""
+        """Whether the router spreads tokens nearly evenly: they choose at least 80 % as many different experts as if
+        all experts were equally likely."""
         return self.seen >= 0.8 * self.expected
 
 
 def expert_spread(engine: Engine, session: Session, seed: int) -> Spread | None:
-    """Returns how evenly the router spreads random token ids over the experts; None: the model has no experts. Leaves
-    the session empty."""
+    """Returns how evenly the router spreads up to 256 random token ids over the experts; None: the model has no
+    experts. Leaves the session empty."""
     spec = engine.spec
     if not spec.moe_layers:
         return None

@@ -78,8 +78,8 @@ class Choice:
 
     @property
     def measurable(self) -> bool:
-        """Whether a measurement of the numbers of tokens from which AMX tiles are used would count, as nothing else
-        decides them."""
+        """Whether the numbers of tokens from which AMX tiles are used come from a measurement or await one, not from a
+        setting or a CPU without tiles."""
         return self.source in (TileMinSource.MEASURED, TileMinSource.UNKNOWN)
 
 
@@ -116,13 +116,13 @@ _SEED = 20_260_105
 def choose(
     isa: str, *, forced: int | None, fixed: bool, kept: tuple[TileMin, str] | None
 ) -> Choice:
-    """Returns the fewest tokens per expert from which kernels use AMX tiles instead of vectors, for each kind of
-    weights, and who decided them; no numbers where `isa` has no tiles or nobody has measured yet.
+    """Returns the fewest tokens per expert for which kernels use AMX tiles instead of vectors, for each kind of
+    weights, and what decided them; no numbers if `isa` has no tiles or nothing was measured yet.
 
     Args:
-        isa: the name of the row of kernels.
+        isa: the name of the instruction set of the kernels.
         forced: the value of KT_TILE_MIN; None: it is unset.
-        fixed: whether nothing is to be measured here.
+        fixed: whether the numbers are fixed at 2, as under KT_ISA or an emulator.
         kept: an earlier measurement and its date.
     """
     if isa != ROW:
@@ -140,8 +140,7 @@ def crossover(times: Mapping[int, tuple[float, float]]) -> int:
     """Returns the number of tokens from which using AMX tiles, instead of vectors, saves most, over all numbers
     measured; BEYOND, twice the largest of COUNTS: tiles save nothing.
 
-    Where tiles win from one number on, that is this number. Where they win here and lose there (17
-    tokens take two tiles), or a time is wrong, a single loss does not outweigh the rest.
+    If tiles win from one number on, it is that number; a single loss in between does not outweigh the rest.
 
     Args:
         times: the seconds (with tiles, with vectors) by the number of tokens.
@@ -159,13 +158,13 @@ def crossover(times: Mapping[int, tuple[float, float]]) -> int:
 
 
 def look(cpu: Cpu, threads: int, isa: str | None = None) -> Choice:
-    """Returns the fewest tokens per expert from which `threads` threads use AMX tiles instead of vectors, and who
+    """Returns the fewest tokens per expert for which `threads` threads use AMX tiles instead of vectors, and what
     decided them: a setting, or an earlier measurement; nothing is measured.
 
     Args:
-        isa: the name of the row of kernels; None: that of KT_ISA, or the best that runs here.
+        isa: the name of the instruction set of the kernels; None: that of KT_ISA, or the best that runs here.
     Raises:
-        UsageError: KT_TILE_MIN makes no sense.
+        UsageError: the value of KT_TILE_MIN is invalid.
         NativeError: the native library is missing.
     """
     from ktcli import native
@@ -181,12 +180,12 @@ def look(cpu: Cpu, threads: int, isa: str | None = None) -> Choice:
 
 
 def tile_min(cpu: Cpu, threads: int, isa: str | None = None) -> TileMin | None:
-    """Returns the fewest tokens per expert from which `threads` threads use AMX tiles instead of vectors, for int4,
-    int8 and bf16 weights, measured and stored now if they never were. None: there are no tiles, or they cannot be
+    """Returns the fewest tokens per expert for which `threads` threads use AMX tiles instead of vectors, for int4, int8
+    and bf16 weights; they are measured and stored if they never were. None: there are no tiles, or they cannot be
     measured; the library then has a default of its own.
 
     Raises:
-        UsageError: KT_TILE_MIN makes no sense.
+        UsageError: the value of KT_TILE_MIN is invalid.
         NativeError: the native library is missing.
     """
     choice = look(cpu, threads, isa)
@@ -202,19 +201,19 @@ def tile_min(cpu: Cpu, threads: int, isa: str | None = None) -> TileMin | None:
 
 
 def start_team(cpu: Cpu, teams: Sequence[NodeTeam], isa: str | None = None) -> Pool:
-    """Returns a pool of the threads of these teams, started, which uses AMX tiles from the measured numbers of tokens
-    on.
+    """Returns a started pool of the threads of these teams, which uses AMX tiles from as many tokens per expert on as
+    `tile_min` says.
 
     Raises:
-        UsageError: KT_TILE_MIN makes no sense.
-        NativeError: the native library is missing or refuses the row.
+        UsageError: the value of KT_TILE_MIN is invalid.
+        NativeError: the native library is missing or refuses `isa`.
     """
     size = sum(team.threads for team in teams)
     return make_team(teams, isa=isa, tile_min=tile_min(cpu, size, isa))
 
 
 def planned_team(cpu: Cpu, host: Host) -> Pool:
-    """Returns a pool of the threads that a plan was made for, started, one team for each NUMA node.
+    """Returns a started pool of the threads that a plan was made for, one team for each NUMA node.
 
     Args:
         cpu: the CPU of this machine.
@@ -226,7 +225,7 @@ def planned_team(cpu: Cpu, host: Host) -> Pool:
 
 
 def save(cpu: Cpu, threads: int, isa: str, found: TileMin) -> None:
-    """Writes the measured numbers of tokens from which AMX tiles are used to `measured.json` in kt's library folder,
+    """Writes `found`, the numbers of tokens from which AMX tiles are used, to `measured.json` in kt's library folder,
     for the next load.
 
     Raises:
@@ -264,12 +263,12 @@ def measure(
     weights, measured with `threads` threads; nothing is stored.
 
     Args:
-        isa: any row of kernels; without tiles both kernels are one.
-        effort: the sizes and repeats; None: as much as a host needs.
-        timed: runs a program and returns its seconds; None: by the clock.
+        isa: the name of the instruction set of the kernels; without tiles both times are of the same kernels.
+        effort: the sizes and repeats; None: sizes that suit this machine's caches and free memory.
+        timed: runs a program and returns its seconds; None: measures them.
     Raises:
-        NativeError: the row does not run here.
-        NotEnoughMemory: not even a small stack of weights.
+        NativeError: this machine cannot run `isa`.
+        NotEnoughMemory: there is no memory for even a small stack of weights.
     """
     from ktcli.native import Arena, Pool, packed_bytes
 

@@ -75,8 +75,8 @@ class Trace:
         smallfiles.write_named(path, json.dumps(self.document()))
 
     def document(self) -> dict[str, Any]:
-        """Returns the trace as a JSON object in the trace-event format; its times are microseconds from the first event
-        on."""
+        """Returns the trace as a JSON object in the trace-event format: `traceEvents`, with a row's name for each track
+        and an entry for each event, whose times are microseconds since the first event."""
         first = min((e.start_ns for e in self.events), default=0)
         tracks = sorted({e.track for e in self.events})
         rows: list[dict[str, Any]] = [
@@ -112,7 +112,7 @@ def one_after_another(
     """Returns events of a track that follow one another without gaps, the first at `start_ns`.
 
     Args:
-        durations: the name and the nanoseconds of each.
+        durations: (name, nanoseconds) of each event, in order.
     """
     events = []
     for name, duration in durations:

@@ -95,13 +95,13 @@ class Replayed:
 
     @property
     def load(self) -> float:
-        """The seconds of work of the busiest server over the seconds from the first to the last arrival; above 1 it
-        falls behind; infinite if all arrive at once."""
+        """The seconds of work of the busiest server over the seconds from the first to the last arrival; above 1 the
+        server falls behind; infinite if all requests arrive at once."""
         return max(self.busy_s) / self.span_s if self.span_s else inf
 
     @property
     def busiest(self) -> float:
-        """The largest share of the requests that one server got, 0..1."""
+        """The share of all requests that the server with the most requests got, 0..1."""
         return max(self.requests) / sum(self.requests)
 
 
@@ -110,7 +110,8 @@ def replay(trace: RequestTrace, fleet: Fleet, speed: ReplaySpeed, spill: int = S
     each server was, and how long requests waited.
 
     Args:
-        spill: how many more requests than the least loaded server one may have before load alone decides.
+        spill: how many more open requests than the least loaded server one may have before requests are routed by load
+            alone.
     """
     limits = Thresholds(min(0.9, trace.common_share + BEYOND_COMMON), spill)
     router = Router(trace, fleet.rule, fleet.servers, limits)
@@ -145,13 +146,13 @@ def replay(trace: RequestTrace, fleet: Fleet, speed: ReplaySpeed, spill: int = S
 
 
 def ideal(trace: RequestTrace, speed: ReplaySpeed | None = None) -> Replayed:
-    """Returns the results of sending the requests of a trace to one server with an unlimited cache: no more of the
-    trace can be cached."""
+    """Returns the results of sending the requests of a trace to one server with an unlimited cache, in which as much of
+    the trace is cached as can be."""
     return replay(trace, Fleet(1, Rule.ROUND_ROBIN, None, 0), speed or ReplaySpeed(tok_s=inf))
 
 
 def usual_tok_s(trace: RequestTrace, servers: int) -> float:
-    """Returns the tokens of prompts per second that each of `servers` servers must compute to be busy for USUAL_LOAD of
-    the time, if all is cached that can be; infinite if nothing is to be computed or all requests arrive at once."""
+    """Returns the prompt tokens per second that each of `servers` servers must compute to be busy for USUAL_LOAD of the
+    time, if all is cached that can be; infinite if nothing remains to compute or all requests arrive at once."""
     computed = trace.tokens * (1 - ideal(trace).cached)
     return computed / (trace.span_s * servers * USUAL_LOAD) if trace.span_s and computed else inf

@@ -60,8 +60,8 @@ class Driven:
 def drive(
     endpoint: Endpoint, traffic: Traffic, progress: Callable[[int], None] = lambda done: None
 ) -> Driven:
-    """Sends the requests to a server, after two short ones which measure how many tokens a word has, and waits for all;
-    returns the answers and the seconds they took together.
+    """Sends the requests of `traffic` to a server and waits for all answers; returns these and the seconds they took
+    together. Two short requests before them measure how many tokens a word has.
 
     Args:
         progress: called with the number of requests that are done.

@@ -26,7 +26,7 @@ class Family(Protocol):
         """
 
     def cut(self, f: Fields, layers: int) -> dict[str, Any]:
-        """Returns a copy of the config `f` shortened to the model's first `layers` layers, see `cut` below."""
+        """Returns a copy of the config `f` shortened to the model's first `layers` layers, see `models.cut`."""
 
 
 # The family files, which are imported only when one of their model types is met: the keys of their MODEL_TYPES.
@@ -112,8 +112,7 @@ def cut(config: Config, layers: int) -> dict[str, Any]:
     """Returns the `config.json` of the same model with only its first `layers` layers, at least one of which has routed
     experts if any layer of the model has.
 
-    Where the model begins with more dense layers than that, fewer of them are kept. This is for measuring: a
-    layer costs the same wherever it stands.
+    If the model begins with `layers` or more dense layers, fewer of them are kept.
 
     Raises:
         BadCheckpoint: unknown architecture.

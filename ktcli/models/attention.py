@@ -92,10 +92,10 @@ def read_mla(f: Fields) -> LatentAttention:
 
 
 def require_own_keys(f: Fields) -> int:
-    """Returns the config's number of attention heads.
+    """Returns the config's number of attention heads, each of which must have keys of its own.
 
     Raises:
-        BadCheckpoint: `num_key_value_heads` is another number: heads share keys.
+        BadCheckpoint: `num_key_value_heads` is a different number.
     """
     heads = f.whole("num_attention_heads", high=MAX_HEADS)
     f.require("num_key_value_heads", f.whole("num_key_value_heads", default=heads), heads)

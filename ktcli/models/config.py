@@ -218,7 +218,7 @@ class Fields:
 
     def only(self, known: Mapping[str, object]) -> None:
         """Raises BadCheckpoint if a field named in `known` has another value than the one given there, the only one
-        that this version computes; a missing field is right.
+        that this version computes. Fields may be missing.
         """
         for name, usual in known.items():
             if isinstance(usual, bool):

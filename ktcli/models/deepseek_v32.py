@@ -91,11 +91,11 @@ def read_shared(f: Fields) -> list[bool]:
     """Returns one boolean per layer: whether it attends to the positions that an earlier layer's indexer chose, instead
     of having an indexer itself.
 
-    The config has a list of types, or a pattern of letters (F: full, S: shared), or an interval: then the first layers,
-    and every n-th after them, have an indexer of their own.
+    Read from the list `indexer_types`, else the letters of `index_topk_pattern` (F: own indexer, S: shared), else
+    `index_topk_freq`: then the first `index_skip_topk_offset` layers, and every n-th after them, have one.
 
     Raises:
-        BadCheckpoint: the list is not one of these types, or is too short.
+        BadCheckpoint: the list has an unknown type, or is too short.
     """
     types = f.values.get("indexer_types")
     if types is None and (pattern := f.values.get("index_topk_pattern")) is not None:

@@ -69,8 +69,8 @@ def build(f: Fields) -> Model:
 
 
 def cut(f: Fields, layers: int) -> dict[str, Any]:
-    """Returns a copy of the config `f` shortened to the model's first `layers` layers, the last of them with routed
-    experts where no other has.
+    """Returns a copy of the config `f` shortened to the model's first `layers` layers, with dense layers reduced so
+    that routed experts remain.
     """
     if f.values.get("mlp_layer_types") is not None:
         return cut_typed_dense(f, layers)

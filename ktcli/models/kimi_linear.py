@@ -78,8 +78,8 @@ def _own(f: Fields) -> Fields:
 
 
 def read_linear_part(f: Fields) -> tuple[Fields, dict[str, Any]]:
-    """Returns the nested config of linear attention, and the values in it by the names that transformers gives them at
-    the top level.
+    """Returns the nested config `linear_attn_config`, and those of its sizes that are given, by their names at the top
+    level of transformers' configs: `linear_head_dim`, `linear_num_heads` and `linear_conv_kernel_dim`.
     """
     part = Fields(f.values[LINEAR_PART], f"{f.where}: {LINEAR_PART}")
     return part, {name: part.values[old] for name, old in _IN_PART.items() if part.has(old)}

@@ -146,8 +146,8 @@ class Model:
 
     @cached_property
     def spec(self) -> Spec:
-        """The sizes of the model (hidden size, layers, vocabulary, experts, cache per position …); those of experts are
-        the first MoE layer's.
+        """The sizes of the model (hidden size, layers, vocabulary, experts, cache per position …). The sizes of experts
+        are those of the first MoE layer.
         """
         layers = self.decoder.layers
         sparse = [layer.mlp for layer in layers if isinstance(layer.mlp, SparseMlp)]
@@ -177,15 +177,15 @@ class Model:
 
     @cached_property
     def counted(self) -> tuple[tuple[Tensor, int], ...]:
-        """Pairs of a declared weight tensor and the number of tensors that have the same size and use; the first of
-        each kind stands for all.
+        """Pairs of a declared weight tensor and the number of tensors of the same size and use, itself included; the
+        first tensor of each kind represents it.
         """
         return counted(self.tensors)
 
     @cached_property
     def buffers(self) -> tuple[Buffer, ...]:
-        """The activation buffers (columns, and whether for all tokens or wanted outputs only) that a program for one
-        layer of each kind writes; further layers reuse them.
+        """The activation buffers that a program for one layer of each kind writes: for each, its columns of f32, and
+        whether it has a row per wanted output instead of per token. Further layers reuse them.
         """
         return reuse_buffers(record(self.decoder.one_of_each.forward)).buffers
 
@@ -195,8 +195,8 @@ class Model:
         return len(record(self.forward).records)
 
     def at(self, context: int) -> Model:
-        """Returns the model for a context length of `context` positions: rotary embeddings that depend on it (LongRoPE)
-        are fixed.
+        """Returns the model for a context of `context` positions: LongRoPE embeddings, which depend on it, are replaced
+        by the rotary embeddings for that length.
         """
         return at_context(self, context)
 
@@ -220,14 +220,14 @@ class Model:
 
     @property
     def borders(self) -> tuple[int, ...]:
-        """The numbers of the decoder layers at which a model may be split between devices: all but the first that do
-        not reuse positions chosen by an earlier layer.
+        """The numbers of the decoder layers, except layer 0, that may be the first on another device: those that do not
+        reuse positions chosen by an earlier layer.
         """
         return self.decoder.borders
 
     def part(self, b: Backend, x: Value | None, first: int, last: int) -> Value:
-        """Computes or records layers [first, last) of a step; returns the residual [T, hidden] after them or, behind
-        the model's last layer, what `forward` returns.
+        """Computes or records layers [first, last) of a step; returns the residual [T, hidden] after them or, if they
+        include the model's last layer, what `forward` returns.
 
         Args:
             x: the residual [T, hidden] before layer `first`; None: the step's token ids are embedded.
@@ -235,7 +235,7 @@ class Model:
         return self.decoder.part(b, x, first, last)
 
     def layer(self, b: Backend, x: Value, number: int) -> Value:
-        """Computes or records decoder layer `number` of a step alone; returns the residual after it, of the shape of
-        the residual x before it.
+        """Computes or records decoder layer `number` of a step alone: takes the residual x [T, hidden] before it and
+        returns that after it.
         """
         return self.decoder.layer(b, x, number)

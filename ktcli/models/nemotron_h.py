@@ -84,8 +84,8 @@ def build(f: Fields) -> Model:
 
 
 def cut(f: Fields, layers: int) -> dict[str, Any]:
-    """Returns a copy of the config `f` shortened to the model's first `layers` layers, the last of them with routed
-    experts if none has some.
+    """Returns a copy of the config `f` shortened to the model's first `layers` layers, at least one of them with routed
+    experts if the model has any.
     """
     f = _own(f)
     kinds = _kinds(f)

@@ -27,8 +27,9 @@ _LISTS = (
 
 
 def read_types(f: Fields, name: str, *kinds: str | int) -> list[Any] | None:
-    """Returns each layer's kind, one of `kinds`, from the list in field `name`; None: the field is not there. A
-    list may go on behind the last layer, for layers of multi-token prediction."""
+    """Returns each layer's kind, one of `kinds`, from the list in field `name`, without entries after the last layer;
+    None: the config has no such field.
+    """
     types = f.values.get(name)
     if types is None:
         return None
@@ -41,10 +42,11 @@ def read_types(f: Fields, name: str, *kinds: str | int) -> list[Any] | None:
 
 def read_windows(f: Fields, *, default: Callable[[int], bool]) -> Callable[[int], int]:
     """Returns a function from a layer's number to the size of its sliding window: the number of last positions that a
-    token attends to; 0: all.
+    token attends to, or 0 if it attends to all.
 
     Args:
-        default: whether a layer has a window, unless the config lists the layers' types.
+        default: returns whether a layer has a window, by its number; used if the config does not list the layers'
+            types.
     """
     window = f.whole("sliding_window", high=MAX_CONTEXT) if f.has("sliding_window") else 0
     types = read_types(f, "layer_types", FULL, SLIDING)
@@ -115,8 +117,8 @@ def _sparse_step(f: Fields) -> int:
 
 
 def cut_layers(f: Fields, layers: int) -> dict[str, Any]:
-    """Returns a copy of the config `f` shortened to the first `layers` layers, with its lists of layers shortened, too;
-    for models of which all layers have routed experts, or none.
+    """Returns a copy of the config `f` shortened to the first `layers` layers, with its lists of layers shortened, too.
+    For models in which all layers have routed experts, or none.
     """
     lists = {n: each[:layers] for n in _LISTS if isinstance(each := f.values.get(n), list)}
     return {**f.values, "num_hidden_layers": layers, **lists}

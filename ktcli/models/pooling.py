@@ -72,7 +72,7 @@ def read_pooling(config: Mapping[str, Any], hidden: int) -> TextPooling | None:
     config has no `kt_pooling`, so it is not an embedding model.
 
     Raises:
-        BadCheckpoint: a field makes no sense, or asks for what kt does not compute.
+        BadCheckpoint: a field has an invalid value, or asks for what kt does not compute.
     """
     said = config.get(KEY)
     if said is None:

@@ -50,8 +50,8 @@ def read_rope(fields: Fields, dim: int, *, interleaved: bool) -> tuple[Rope, flo
 
 
 def read_proportional(fields: Fields, dim: int) -> Rope:
-    """Returns the rotary embedding of `dim` columns of which only the first pairs are rotated, with the frequencies
-    that they have if all are (Gemma 4); the others have frequency 0.
+    """Returns the rotary embedding of `dim` columns (Gemma 4) in which only the first pairs are rotated, a share
+    `partial_rotary_factor`. They have the frequencies of a rotation of all pairs; the other pairs have frequency 0.
     """
     rope, part = rope_fields(fields), rotated_part(fields)
     factor = rope.number("factor", low=1.0, high=1e4, default=1.0)
@@ -102,8 +102,8 @@ def rotated_part(fields: Fields) -> float | None:
 
 
 def rope_fields(fields: Fields) -> Fields:
-    """Returns the config's nested `rope_parameters` or `rope_scaling`, the fields of its rotary embedding; without
-    fields if it has neither.
+    """Returns the config's nested `rope_parameters` or `rope_scaling`, the fields of its rotary embedding; an empty
+    object if it has neither.
     """
     nested = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
     return Fields(nested, f"{fields.where}: rope")

@@ -152,12 +152,12 @@ def assemble(
 
     Args:
         family: the name of the family file.
-        parts: returns the attention and MLP of a layer, without their place; None for one that it lacks.
-        prefixes: the names of the checkpoint.
+        parts: returns the attention and MLP of a layer by its number, without their place; None for one that it lacks.
+        prefixes: how the checkpoint names the parts of the model.
         streams: the hyper-connections; None: the residual is one stream.
         multipliers: the factors of embedded rows, of the layers' outputs and of logits.
-        wiring: the way from a layer's input to its output.
-        activation: what the config says of the MLPs' activation, which the parts have.
+        wiring: the arrangement of residuals, norms, attention and MLP in a layer.
+        activation: the field that names the MLPs' activation, and the only value that it may have.
     Raises:
         BadCheckpoint: a field is missing, of the wrong type, out of bounds or not supported.
     """

@@ -197,7 +197,7 @@ def _sparse(f: Fields) -> SparseMlp:
 
 
 def read_limits(f: Fields, name: str) -> list[float]:
-    """Returns the clamping limit of each layer's MLP activation from the list in field `name`; 0: none."""
+    """Returns the clamping limit of each layer's MLP activation, from the list in field `name`; 0: it has none."""
     listed = f.values.get(name) or [None] * f.n_layers
     if not isinstance(listed, list) or len(listed) < f.n_layers:
         raise BadCheckpoint(f"{f.where}: {name} is not a list of {f.n_layers} layers")
@@ -208,9 +208,7 @@ def read_limits(f: Fields, name: str) -> list[float]:
 
 
 def limited(limit: float) -> Glu:
-    """Returns the gated activation min(silu(gate), limit) * clamp(up, -limit, limit); without a limit if `limit` is 0.
-    It is expressed as a clamp of the gate, at the number whose silu is the limit.
-    """
+    """Returns the activation min(silu(gate), limit) * clamp(up, -limit, limit); if `limit` is 0, silu(gate) * up."""
     if not limit:
         return SILU
     gate = limit

@@ -76,8 +76,8 @@ class Chooser:
         self._rows = self._ffi.new("kt_choice[]", 1)
 
     def choose(self, choices: Sequence[TokenChoice]) -> list[ChosenToken]:
-        """Returns the token chosen from each row of logits, with its log-probability; the results are those of choosing
-        one row after the other.
+        """Returns the token chosen for each of `choices`, in their order, with log-probabilities where they are wanted;
+        the result is the same as for one choice after another.
 
         Raises:
             NativeError: an id is outside the vocabulary, or an array has another type or size.

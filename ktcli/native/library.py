@@ -113,8 +113,8 @@ class Format:
     rotation: int = 0
 
     def of_columns(self, k: int) -> Format:
-        """Returns this format for a matrix with `k` columns: the rotation's blocks are halved until they divide the
-        columns, rounded up to 64, so that slices of the columns are rotated like the whole.
+        """Returns this format for a matrix with `k` columns: the block size of its rotation is halved until it divides
+        `k`, rounded up to a multiple of 64.
         """
         block = self.rotation
         while block and -(-k // ROTATION_UNIT) * ROTATION_UNIT % block:
@@ -202,8 +202,8 @@ class IsaRow:
 
 
 def isa_rows() -> tuple[IsaRow, ...]:
-    """Returns the rows of kernels that are built into the library, one for each instruction set such as avx512, best
-    first, with whether this CPU can run them.
+    """Returns the sets of kernels that are built into the library, one for each instruction set such as avx512, the
+    best first, with whether this CPU can run them.
     """
     ffi, lib = library()
     rows = ffi.new("kt_isa_info[16]")
@@ -286,8 +286,8 @@ def packed_bytes(fmt: Format, n: int, k: int) -> int:
 
 
 def cut_columns(fmt: Format) -> int:
-    """Returns the number of columns at whose multiples a packed weight of this format can be cut between NUMA nodes:
-    whole steps of the kernels, and whole groups.
+    """Returns a number of columns: a packed weight of this format can be cut between NUMA nodes at each multiple of it,
+    since these are whole steps of the kernels and whole groups.
     """
     return int(library()[1].kt_cut_columns(c_format(fmt)))
 
@@ -295,11 +295,11 @@ def cut_columns(fmt: Format) -> int:
 def created(
     make: Callable[..., Any], *arguments: Any, fails: Callable[[str], Exception] = NativeError
 ) -> Any:
-    """Returns the C handle of the object that `make`, a function kt_x_create of the native library, creates from these
+    """Returns the C handle of the object that `make`, a kt_…_create function of the native library, creates from these
     arguments.
 
     Args:
-        fails: makes the error that is raised of the sentence with which the function refuses.
+        fails: makes the error to raise from the message of the function, if it creates nothing.
     """
     ffi, _ = library()
     error = ffi.new(f"char[{_ERROR_BYTES}]")
@@ -362,8 +362,8 @@ class Weight:
 
 
 def c_weights(*weights: Weight) -> Any:
-    """Returns a C array of kt_weight structs, one for each weight. If C keeps it, its caller must keep the weights,
-    too.
+    """Returns a C array of kt_weight structs, one for each weight. If C code keeps the array, the caller must keep the
+    weights alive.
     """
     ffi, _ = library()
     rows = [

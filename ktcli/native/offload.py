@@ -86,8 +86,8 @@ class Offload:
         self.wait = self._address(ffi.addressof(lib, "kt_offload_wait"))
 
     def ticket(self, layer: int) -> int:
-        """Returns the argument with which a stream calls the functions `submit` and `wait` for a layer: an address that
-        is valid as long as this object.
+        """Returns the argument with which a stream must call `submit` and `wait` for a layer: an address that is valid
+        as long as this object lives.
         """
         ticket = self._lib.kt_offload_ticket(self._handle, layer)
         require(ticket != self._ffi.NULL, f"layer {layer} of {self.layers}")
@@ -129,8 +129,8 @@ class Offload:
         self._check(self._lib.kt_offload_result(self._handle))
 
     def spans(self) -> tuple[PartSpan, ...]:
-        """Returns the start and end times of each part that ran in the last step, with its layer, in the order in which
-        they ran; to be called after `result`.
+        """Returns the start and end times of each part of the program that ran in the last step, a layer's immediate or
+        deferred experts, in the order in which they ran; to be called after `result`.
         """
         out = self._ffi.new("kt_span[]", 2 * self.layers)
         n = self._lib.kt_offload_spans(self._handle, out, 2 * self.layers)

@@ -33,8 +33,8 @@ class Glu(NamedTuple):
     ungated: bool = False
 
     def rows(self, width: int) -> int:
-        """Returns the number of rows of the weight that projects to an activation of `width` columns: gate and up, each
-        in whole panels, or up alone without a gate.
+        """Returns the number of rows of the weight that projects to an activation of `width` columns: those of gate and
+        up, each padded to whole panels, or of up alone if there is no gate.
         """
         return width if self.ungated else 2 * -(-width // PANEL_ROWS) * PANEL_ROWS
 

@@ -44,7 +44,7 @@ class Packing:
         Args:
             keep: a list to which the objects are added that must live as long as the struct.
         Raises:
-            NativeError: there is no such field, or an array of another type.
+            NativeError: a name is not that of a field, or an array has the wrong type.
         """
         made: dict[str, Any] = {}
         for field, value in values.items():

@@ -183,7 +183,7 @@ class Pool:
 
         Args:
             scales: scales [n, groups] instead of those the encoder would choose, for 4 and 8 bits with f32 scales; 0:
-                it chooses.
+                the encoder chooses.
             importance: the weight of each column's squared errors, [k], 2^-20..2^20.
         Raises:
             BadNumber: a value is NaN or Inf.
@@ -257,8 +257,8 @@ class Pool:
         Args:
             whole: the whole weight, of which only the shape counts.
             axis: whether the nodes share its rows or its columns.
-            shares: the rows or columns of each node, which follow one another and may be empty, and these as a weight
-                of their own.
+            shares: a pair for each node: its range of rows or columns, which begins where the one before ends and may
+                be empty, and the weight that they form.
         Raises:
             BadCheckpoint: the file is shorter, or a read failed.
         """

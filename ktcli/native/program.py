@@ -29,8 +29,8 @@ CACHES = ("bf16", "f32", "fp8")
 
 @cache
 def operation(name: str) -> tuple[Any, int, bool]:
-    """Returns a tuple for an operation: its C function, the number of its views, and whether it also takes a struct
-    kt_<name>.
+    """Returns a tuple for an operation: its C function, the number of its views (the buffers that it reads and writes),
+    and whether it also takes a struct kt_<name>.
 
     Raises:
         NativeError: there is no such operation.
@@ -98,11 +98,12 @@ class Program:
         return View(number, 0, width)
 
     def append(self, name: str, views: Sequence[View | None] = (), /, **facts: Any) -> int:
-        """Appends the operation kt_program_<name> to the program; returns the number of the routing or choice that it
-        makes, else 0; see kt_operations.h for what each operation computes.
+        """Appends the operation kt_program_<name> to the program; see kt_operations.h for what each operation computes.
+        Returns the number of the routing (each token's experts) or the choice (of KV blocks to attend to) that it
+        makes, else 0.
 
         Args:
-            views: the operands in the order of its parameters; None: an operand that may be missing.
+            views: the operands in the order of its parameters; None: an optional operand is left out.
             facts: everything else, by the fields of kt_<name>; a field that is left out is 0 or NULL.
         Raises:
             NativeError: there is no such operation or field, or C refuses a value.
@@ -176,16 +177,16 @@ class Program:
         appended.
 
         Args:
-            ranks: the most that the updates of one product by one adapter have together.
+            ranks: the most ranks, summed over one adapter's updates of one product.
         """
         self._check(self._lib.kt_program_adapters(self.handle, most, ranks))
 
     def adapt(self, adapter: int, operation: int, part: int, updates: Sequence[Update]) -> None:
-        """Sets the low-rank updates that an adapter adds to one product, from the next step on; (): none.
+        """Sets the low-rank updates that an adapter adds to one product, from the next step on; `()` removes them.
 
         Args:
             operation: the number of the operation, in the order in which they were appended.
-            part: 0, or 1 for down of experts.
+            part: 1 for the down projections of experts, else 0.
         Raises:
             NativeError: there is no such product, or an update does not fit it.
         """
@@ -202,10 +203,11 @@ class Program:
 
         Args:
             operation: the number of an `experts_backward`.
-            part: 0, or 1 for down.
-            gradients: of a and b of each update that `adapt` gave it, f32 of their shapes.
+            part: 1 for the down projections, else 0.
+            gradients: for each update that `adapt` set, in its order, the buffers of a and b: f32 of their shapes.
         Raises:
-            NativeError: there is no such product, it has another number of updates, or an array is not one of its.
+            NativeError: there is no such product, it has another number of updates, or an array has another dtype or
+                shape.
         """
         product = adapter, operation, part
         made = self._ffi.new("kt_gradient[]", len(gradients))
@@ -340,7 +342,7 @@ class Program:
 
     def routing(self, number: int, n: int, top_k: int) -> tuple[NDArray[np.int32], F32Array]:
         """Returns the pair (expert ids int32, gates f32), [n, top_k] each, of a routing, in the program's own memory:
-        those of the last run, or those that the caller writes if the routing is `given`.
+        the results of the last run, or what the caller writes for a `given` routing.
         """
         gate = self._ffi.new("const float **")
         ids = self._lib.kt_program_routing(self.handle, number, gate)
@@ -350,7 +352,7 @@ class Program:
 
     def hidden(self, slots: int, width: int) -> F32Array:
         """Returns the inputs of the down projections of the experts that ran last, f32 [slots, width], in the program's
-        own memory: ordered by expert, and by token within one; valid until the next run.
+        own memory: a row for each (token, expert) pair, ordered by expert, then by token; valid until the next run.
         """
         pointer = self._lib.kt_program_hidden(self.handle)
         require(pointer != self._ffi.NULL, "nothing hidden is kept")

@@ -98,23 +98,20 @@ class Backend(ABC):
 
     @abstractmethod
     def split(self, x: Value, *widths: int) -> tuple[Value, ...]:
-        """Returns views of consecutive ranges of columns of x [T, N], one for each of `widths`, as many columns wide as
-        it says.
-        """
+        """Returns views of consecutive column ranges of x [T, N]; the i-th range is widths[i] columns wide."""
 
     @abstractmethod
     def grouped(self, x: Value, weights: tuple[Tensor, ...]) -> Value:
-        """Returns the products of consecutive runs of columns of x with one weight each, side by side as columns of one
-        value; the run of a weight is as wide as that has inputs.
+        """Divides the columns of x into consecutive runs, each as wide as its weight has inputs; returns the product of
+        each run with its weight, side by side as columns of one value.
         """
 
     @abstractmethod
     def collect(self, started: Value) -> Value:
-        """Returns the weighted sum [T, hidden] of the outputs of each token's chosen experts, whose computation the
-        operation `experts` started.
+        """Returns the weighted sum [T, hidden] of the outputs of each token's chosen experts; `started` is what the
+        operation `experts` returned.
 
-        With deferral it is the sum of the experts that this layer did not defer and of those that the layer before
-        deferred.
+        With deferral the sum has the experts that this layer did not defer and those that the previous layer deferred.
         """
 
     def block(self, part: LayerPart, x: Value, compute: Block) -> Value:
@@ -124,4 +121,4 @@ class Backend(ABC):
         return compute(self, x)
 
     def begin_layer(self, layer: int | None) -> None:  # noqa: B027 (most backends need not know)
-        """Sets the decoder layer that the following operations belong to; None: to no layer."""
+        """Sets the decoder layer that the following operations belong to; None: they belong to no layer."""

@@ -16,8 +16,10 @@ from ktcli.records import dataclass
 
 
 def described(record: Record) -> dict[str, Any]:
-    """Returns a recorded operation as JSON-like data: its name, decoder layer, output views, routings and choices,
-    operands, weights, facts (constants) and, where there are some, what it caches and where its state begins.
+    """Returns a recorded operation as JSON-like data: `operation` (its name), `layer`, `outs` (views), `numbers`
+    (routings or choices that it makes), and by field name `operands`, `weights` and `facts` (constants).
+
+    `cached` (elements per position) and `state_first` (where its state begins) are there only if it has them.
     """
     operation = record.operation
     layout = layout_of(type(operation))
@@ -39,8 +41,8 @@ def described(record: Record) -> dict[str, Any]:
 
 
 def read_numbers(record: Record) -> dict[str, Number]:
-    """Returns the routing (of experts) and the choice (of positions) that a recorded operation reads, as their indices
-    in the recording, by field name; empty: it reads none.
+    """Returns what a recorded operation reads besides rows, by field name: the `Number` (kind and index in the
+    recording) of a router's result (routing) or of chosen positions (choice); empty: it reads neither.
     """
     names = layout_of(type(record.operation)).numbers
     found = {name: getattr(record.operation, name) for name in names}
@@ -75,8 +77,8 @@ class Section:
 
 
 def sections(recording: Recording) -> list[Section]:
-    """Returns the operations of a recording, in order, grouped into sections: one for each decoder layer and for what
-    stands between layers. Layers that compute the same share one section, at the place of the first of them.
+    """Returns the operations of a recording, in order, grouped into sections: one for each decoder layer and for each
+    run of operations between layers. Layers with the same operations share the section of the first of them.
     """
     made: list[Section] = []
     alike: dict[str, int] = {}  # what a layer does -> its place among `made`

@@ -93,11 +93,11 @@ def assemble(
     places: Places,
     is_apart: Callable[[Operation], bool] = lambda operation: False,
 ) -> Assembled:
-    """Appends every operation of a recording to a new native program and finishes the program; returns what its callers
-    need to know of it: the views of its results, and the numbers of its routings, parts, products and norms.
+    """Appends every operation of a recording to a new native program and finishes the program. Returns the views of the
+    recording's results, and the program's numbers for its routings (router results), products, norms and parts.
 
     Args:
-        is_apart: tells whether an operation becomes a part by itself, so that its operands can be looked at.
+        is_apart: returns whether an operation becomes a part by itself, so that its operands can be inspected.
     """
     for buffer in recording.buffers:
         program.buffer(buffer.width, outputs=buffer.outputs)
@@ -132,11 +132,11 @@ def assemble(
 def append(
     record: Record, program: Program, places: Places, numbers: Mapping[Number, int] | None = None
 ) -> int:
-    """Appends a recorded operation, whose views are the program's, to a native program; returns the number that the
-    program gives the first routing or choice that the operation makes, else 0.
+    """Appends a recorded operation, whose views are the program's, to a native program. Returns the program's number
+    for the first routing (experts) or choice (positions) that the operation makes; 0 if it makes none.
 
     Args:
-        numbers: the program's numbers of the recording's routings and choices so far; None: it reads none.
+        numbers: the program's number for each routing and choice recorded before; None: the operation reads none.
     """
     operation = record.operation
     told = _told(operation, places, numbers or {}, FORMATS[program.cache].element_bytes)
@@ -144,8 +144,8 @@ def append(
 
 
 def multiplied(operation: Operation) -> tuple[Tensor, ...]:
-    """Returns the weight tensors that an operation multiplies rows with and to whose products adapters may add
-    something, in the order of the products' numbers; empty: there are none.
+    """Returns the weight tensors of an operation whose products with rows an adapter may change, in the order in which
+    the program numbers these products; empty: it has none.
     """
     if isinstance(operation, Linear):
         return (operation.weight,)
@@ -200,11 +200,11 @@ def _memory(tensor: Tensor, kind: FieldKind, places: Places) -> Loaded:
 
 
 def record_rows(recording: Recording, rows: RowOf) -> list[str | None]:
-    """Returns, for each operation of a recording, the name of the row of kernels (instruction set) that computes it;
-    None: the one that the thread pool uses.
+    """Returns, for each operation of a recording, the name of the row of kernels (instruction set) that computes it:
+    that of its layer and model part in `rows`; None: the one that the thread pool uses.
 
-    An operation belongs to the part of the matrix that it reads; a norm to the norms, attention to the cache that it
-    reads. All others, which read no tensor of a part, follow the operation before them in their layer.
+    An operation belongs to the part of the matrix that it reads, a norm with a gain to VECTORS, one that reads the KV
+    cache but no matrix to CACHE. Others belong to the part of the operation before them in their layer.
     """
     found: list[str | None] = []
     part: ModelPart | None = None

@@ -112,14 +112,14 @@ class Operation:
 
     @property
     def cached(self) -> Cached:
-        """The numbers of elements and heads that the operation caches for each position in its layer's pages; only for
-        an operation with a field of kind PAGES.
+        """The elements and heads that the operation caches for each position in its layer's pages; none unless it has a
+        field of kind PAGES.
         """
         return Cached(0, (), 0)
 
     def widths(self) -> Widths:
-        """Returns the sizes that go with the operation's facts and other sizes, by field name: columns of operands and
-        results ("out"), elements of vectors, and (count, n, k) of matrices. Operands have a `width`.
+        """Returns the sizes that follow from the operation's facts and other sizes, by field name: the columns of
+        operands and of results ("out"), the elements of vectors, and (count, n, k) of matrices.
         """
         return {}
 
@@ -158,8 +158,8 @@ class RowLayout:
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """The names of the operation's fields that refer to a routing or a choice by its
-        number; empty: there are none.
+        """The names of the operation's fields that hold the number of a routing (a router's result) or of a choice
+        (chosen positions); empty: there are none.
         """
         return tuple(name for name in (self.routing, self.choice) if name)
 
@@ -168,9 +168,7 @@ _LAYOUTS: dict[str, RowLayout] = {}
 
 
 def layout_of(row: type[Operation]) -> RowLayout:
-    """Returns the fields of an operation class grouped by kind: operands, weights, facts (constants) and so on; it is
-    made once for each class.
-    """
+    """Returns the fields of an operation class grouped by kind: operands, weights, facts (constants) and so on."""
     if row.name not in _LAYOUTS:
         _LAYOUTS[row.name] = _read_layout(row)
     return _LAYOUTS[row.name]

@@ -11,11 +11,11 @@ from ktcli.ops.table.experts import Carry, Experts, SplitRouting
 
 
 def defer_experts(recording: Recording, layers: int) -> Recording:
-    """Returns the recording with each token's experts split, in the first `layers` layers that have experts, into those
-    that are added at once and deferred ones; a step says how many are deferred.
+    """Returns the recording with each token's experts split, in the first `layers` layers that have experts, into
+    immediate and deferred ones. The number of deferred experts is set for each step, not here.
 
-    The routing of each such layer is split. Deferred experts are computed after the immediate ones, into a buffer of
-    their own, and their sum is added to that of the next layer's experts.
+    Deferred experts are computed after the immediate ones, into a separate buffer, and their sum is added to that of
+    the next layer's experts.
     """
     records: list[Record] = []
     buffers = list(recording.buffers)
@@ -48,8 +48,8 @@ def defer_experts(recording: Recording, layers: int) -> Recording:
 
 
 def reuse_buffers(recording: Recording) -> Recording:
-    """Returns the recording with its buffers reused: a buffer whose contents are not read any more gets the next
-    contents of its width, so that a model of sixty layers needs about as many buffers as one layer.
+    """Returns the recording with its buffers reused: one whose contents are no longer read takes the next result of the
+    same width, so that a model of sixty layers needs about as many buffers as one layer.
     """
     touched = [{view.buffer: None for view in each.views} for each in recording.records]
     last = {buffer: i for i, every in enumerate(touched) for buffer in every}

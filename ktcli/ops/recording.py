@@ -54,7 +54,7 @@ class Record:
     @property
     def operands(self) -> tuple[View | None, ...]:
         """The views of buffers that the operation reads, and may overwrite, in the order of its fields; None for an
-        optional one that is left out.
+        optional operand that is left out.
         """
         names = layout_of(type(self.operation)).operands
         return tuple(getattr(self.operation, name) for name in names)
@@ -116,8 +116,8 @@ class Recorder(Backend):
         self._layer = layer
 
     def do(self, operation: Operation) -> Value:
-        """Checks and records one operation; returns the views of its result and then the indices of the routings or
-        choices it makes, as a tuple if there are several; its first operand if it makes none of these.
+        """Checks and records one operation. Returns the views of its results, then the `Number` of each routing or
+        choice that it makes: a tuple if these are several, and the first operand if it makes neither.
         """
         choice = layout_of(type(operation)).choice
         if choice and getattr(operation, choice):
@@ -138,7 +138,7 @@ class Recorder(Backend):
         return made if len(made) > 1 else made[0] if made else operands[0]
 
     def split(self, x: View, *widths: int) -> tuple[Value, ...]:
-        """Returns views of consecutive ranges of columns of x, as wide as `widths` says; records nothing."""
+        """Returns views of consecutive column ranges of x, the i-th widths[i] columns wide; records nothing."""
         ends = [sum(widths[: i + 1]) for i in range(len(widths))]
         return tuple(
             View(x.buffer, x.column + end - width, width)
@@ -146,8 +146,8 @@ class Recorder(Backend):
         )
 
     def grouped(self, x: View, weights: tuple[Tensor, ...]) -> Value:
-        """Records the product of each weight with its run of columns of x; returns the view of all products, side by
-        side.
+        """Records the product of each weight with its run of columns of x, as wide as the weight has inputs; returns
+        the view of all products, side by side.
         """
         out = self._buffer(sum(weight.n for weight in weights), self._buffers[x.buffer].outputs)
         columns = self.split(x, *(weight.k for weight in weights))
@@ -174,8 +174,8 @@ class Recorder(Backend):
 
 
 def record(forward: Callable[[Backend], Value]) -> Recording:
-    """Returns the recording of a forward pass and of the summary of its logits; its results are the views of the
-    logits, the best id of each row, and the peaks and sums of blocks of logits.
+    """Returns the recording of a forward pass and of the summary of its logits; the results are the views of the
+    logits, each row's best id, and the peak (greatest logit) and sum (of exponentials) of each block of 64 logits.
     """
     recorder = Recorder()
     logits = forward(recorder)

@@ -31,8 +31,8 @@ GQA_SPLIT_PAGES, MLA_SPLIT_PAGES = 2, 4
 
 
 def state_slots(streams: int = 1) -> int:
-    """Returns the number of memory slots for recurrent states that `streams` sequences need at once: two for each, as a
-    step reads one and writes the other, and those of the snapshots.
+    """Returns the number of memory slots for recurrent states with `streams` sequences at once: two per sequence, as a
+    step reads one and writes the other, and `SNAPSHOTS` for states of earlier positions.
     """
     return 2 * streams + SNAPSHOTS
 
@@ -88,18 +88,17 @@ class LayerState:
         return fmt.bytes_of(self.position_elements, self.position_heads)
 
     def bytes_read(self, start: int, n_tokens: int, fmt: CacheFormat) -> int:
-        """Returns the bytes of the layer's cache that a step reads which computes the tokens at positions start … start
-        + n_tokens
-        - 1 of a sequence.
+        """Returns the bytes of the layer's cache, in the cache format `fmt`, that a step reads to compute `n_tokens`
+        tokens of a sequence from position `start` on.
         """
         scales = self._positions_read(start, n_tokens) * self.position_heads
         return fmt.bytes_of(self.elements_read(start, n_tokens), scales)
 
     def elements_read(self, start: int, n_tokens: int) -> int:
-        """Returns the number of elements of the layer's cache that a step reads which computes the tokens at positions
-        start … start + n_tokens - 1 of a sequence.
+        """Returns the number of elements of the layer's cache that a step reads to compute `n_tokens` tokens of a
+        sequence from position `start` on.
 
-        A step that ends within `chosen` positions reads everything and scores nothing.
+        Index keys are read only if the step ends after the first `chosen` positions; before, tokens attend to all.
         """
         positions = self._positions_read(start, n_tokens)
         attended = self.position_elements - self.index_elements
@@ -112,8 +111,8 @@ class LayerState:
         return n_tokens + (min(start, self.window - 1) if self.window else start)
 
     def ops(self, start: int, n_tokens: int) -> int:
-        """Returns the number of arithmetic operations (a multiply-add is two) that a step performs on the layer's cache
-        to compute the tokens at positions start … start + n_tokens - 1 of a sequence.
+        """Returns the number of arithmetic operations (a multiply-add is two) on the layer's cache in a step that
+        computes `n_tokens` tokens of a sequence from position `start` on.
         """
         if not self._chooses(start, n_tokens):
             return self._attending_ops(start, n_tokens)
@@ -170,8 +169,8 @@ class Scratch:
 
     @classmethod
     def of(cls, tensors: Iterable[Tensor]) -> Scratch:
-        """Returns the buffer widths (columns of f32 per token) that a layer with these tensors needs for its
-        projections: `dense` is the largest number of outputs of a dense one, all others are 0.
+        """Returns the buffer widths (columns of f32 per token) of a layer with these tensors that needs buffers for
+        projections only: `dense` is the largest number of outputs of a dense matrix, all other widths are 0.
         """
         return cls(dense=max((t.n for t in tensors if t.role is Role.DENSE), default=0))
 
@@ -202,5 +201,5 @@ _WIDTHS = attrgetter(*(each.name for each in fields(Scratch)))  # as a tuple
 
 
 def largest(needs: Iterable[Scratch]) -> Scratch:
-    """Returns buffer widths that satisfy each of `needs`: of every width, the largest."""
+    """Returns the largest of each buffer width in `needs`; buffers of these widths satisfy all of them."""
     return reduce(Scratch.__or__, needs, Scratch())

@@ -182,8 +182,8 @@ def kept_whole(name: str, *pieces: Stored, layer: int | None, part: ModelPart) -
 def vector(
     name: str, *pieces: Stored, layer: int | None, neutral: float = 1.0, below: int = 0
 ) -> Tensor:
-    """Returns the declaration of a vector made of the checkpoint pieces' elements, one behind the other; with `below`,
-    of a table of integers below it, of which a token reads one row.
+    """Returns the declaration of a vector with the elements of the checkpoint pieces, concatenated. If `below` is not
+    0, they are a table of integers in [0, below), such as expert ids, of which each token reads one row.
     """
     length = sum(piece.rows * piece.columns for piece in pieces)
     return Tensor(
@@ -201,8 +201,8 @@ def vector(
 
 
 def counted(tensors: Iterable[Tensor]) -> tuple[tuple[Tensor, int], ...]:
-    """Returns pairs of a tensor and the number of tensors with its size, role, part and access, itself included: those
-    differ in name, layer and sources only. The first of each kind stands for it, in their order.
+    """Groups tensors that have the same size, role, part, access, `cut` and `below`; returns the first tensor of each
+    group and the number of tensors in it, in order of first appearance.
     """
     found: dict[tuple[object, ...], tuple[Tensor, int]] = {}
     for each in tensors:

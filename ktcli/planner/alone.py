@@ -51,14 +51,14 @@ class Alone:
     def of(
         cls, model: Model, host: Host, request: Request, experts_on: ExpertTeams = ALL_TEAMS
     ) -> Alone:
-        """Returns the account of a model with every layer on the CPU of a host, in the number formats and for the use
-        of a request.
+        """Returns the predicted memory and times of a model with every layer on the CPU of a host, in the number
+        formats and for the use that a request names.
         """
         return cls(model, host, request.recipe, request.use, experts_on)
 
     @property
     def extra_bytes(self) -> int:
-        """The bytes that cutting packed weights between the teams of threads adds to them."""
+        """The bytes by which packed weights grow when they are cut between the teams of threads."""
         return sum(self._extra.values())
 
     @property
@@ -67,8 +67,8 @@ class Alone:
 
     @property
     def room_bytes(self) -> int:
-        """The most bytes that `need_bytes` may return for the model to fit: into the host's main memory, and into the
-        NUMA node that is full first.
+        """The most bytes that the model may take, as `need_bytes` counts them, to fit into the host's main memory and
+        into each of its NUMA nodes.
         """
         host = self.host
         room = host.room_bytes - self.extra_bytes
@@ -136,13 +136,13 @@ class Alone:
         return 1.0 + sum(more) / layers
 
     def speed(self, context: int) -> Speed:
-        """Returns the predicted tokens per second with a context of `context` positions: decode early in a chat and at
-        the full context, and prefill.
+        """Returns the predicted tokens per second with a context of `context` positions: decode at `early_position` and
+        at the full context, and prefill.
         """
         return Speed.of(context, PREFILL_CHUNK, partial(self.step_s, 1), self.step_s)
 
     def decode_tok_s(self, context: int) -> float:
-        """Returns the predicted decode speed early in a chat, in tokens per second, with a context of `context`
+        """Returns the predicted decode speed at `early_position`, in tokens per second, with a context of `context`
         positions.
         """
         return 1 / self.step_s(1, early_position(context))

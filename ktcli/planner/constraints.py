@@ -98,7 +98,7 @@ class Constraints:
 
 def constraints_of(rules: PlacementRules, model: Model, recipe: Recipe) -> Constraints:
     """Returns what placement rules decide about a plan of `model` in the formats of `recipe`: the GPU of each layer,
-    the place of each expert, NUMA nodes and rows of kernels.
+    the place of each expert, the NUMA nodes of experts, and rows of CPU kernels (instruction sets).
 
     Raises:
         UsageError: a rule matches nothing, asks for a format that the conversion does not have, or for a placement that

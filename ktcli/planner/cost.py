@@ -54,8 +54,8 @@ class Rates:
     operation_s: float = OPERATION_S
 
     def reached(self, unit: Unit, n_tokens: int) -> float:
-        """Returns the operations per second (multiply and add are two) that the engine's loop of the kind `unit`
-        reaches in a step of `n_tokens` tokens: a share of the peak.
+        """Returns the operations per second (multiply and add are two) that the engine reaches in a step of `n_tokens`
+        tokens, in loops of the kind `unit`: a share of the peak.
         """
         peak = self.int8_ops if unit is Unit.INT8 else self.bf16_ops
         if not self.tiles:
@@ -150,7 +150,7 @@ def assumed_read_bps(threads: float, nodes: int = 1) -> float:
 
 def assumed_rates(isa: str, cores: float, read_bps: float) -> Rates:
     """Returns cautiously assumed memory bandwidth and operations per second of `cores` cores of a CPU that was not
-    measured, with the row of kernels `isa`.
+    measured, with the row of kernels (instruction set) `isa`.
     """
     row = ROWS.get(isa, ROWS["portable"])
     tiles = has_tiles(isa)
@@ -210,10 +210,9 @@ def step_seconds(works: Iterable[PartWork], operations: int, rates: Rates, n_tok
 def row_seconds(
     model: Model, recipe: Recipe, rates: Rates, most: int, cache: CacheFormat = BF16
 ) -> tuple[float, ...]:
-    """Returns the modelled seconds of decode steps of 1, 2, … `most` rows (one token of a sequence each), all with
-    logits; so few rows stream the weights as one does.
+    """Returns the modelled seconds of decode steps of 1, 2, … `most` sequences, one token each, all with logits.
 
-    Powers of two and `most` are modelled, what lies between them is interpolated.
+    Steps of 1, 2, 4, 8, … and `most` sequences are modelled, the others interpolated.
     """
     counts = sorted({min(1 << i, most) for i in range(most.bit_length() + 1)})
     works = (step_work(model, recipe, StepShape(rows, _EARLY, rows, cache)) for rows in counts)
@@ -246,8 +245,8 @@ class PieceTimes:
 
     @staticmethod
     def assumed(most: int) -> PieceTimes:
-        """Returns times of steps of up to `most` tokens for an engine that nobody modelled, with a pass over the
-        weights as the unit: every `PASS_TOKENS` tokens cost as much as that pass.
+        """Returns assumed times of steps of up to `most` tokens for an engine whose speed was not modelled. Their unit
+        is one pass over the weights: a step of n tokens takes 1 + (n - 1) / `PASS_TOKENS`.
         """
         return PieceTimes((1, most + 1), (1.0, 1.0 + most / PASS_TOKENS), 0.0)
 
@@ -255,13 +254,11 @@ class PieceTimes:
 def piece_times(
     model: Model, recipe: Recipe, rates: Rates, most: int, context: int, cache: CacheFormat = BF16
 ) -> PieceTimes:
-    """Returns the modelled times of steps that read pieces of a prompt, for pieces of each power of two up to `most`
-    tokens and of `most`.
-
-    Few tokens reach most experts, and cost a pass over the weights.
+    """Returns the modelled times of steps that read pieces of a prompt, for pieces of 1, 2, 4, 8, … and `most` tokens
+    at position 0, and the seconds that each earlier position adds per token.
 
     Args:
-        context: the positions that a sequence can have.
+        context: the most positions of a sequence.
     """
     sizes = sorted({min(1 << i, most) for i in range(most.bit_length() + 1)})
 

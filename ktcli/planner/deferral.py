@@ -52,24 +52,21 @@ def require(depth: int | None, top_k: int) -> None:
 
 def limit(hits: float, top_k: int) -> int:
     """Returns the most of a token's experts that may be deferred by one layer when `hits` of its `top_k` chosen ones
-    are expected on the CPU.
+    are expected on the CPU: all but `IMMEDIATE` of the `hits`, and at most half of `top_k`.
     """
     return max(0, min(floor(hits + _EPS) - IMMEDIATE, top_k // 2))
 
 
 def saturating(times: Times) -> int:
-    """Returns the least number n of deferred experts with n t_e >= T_g: so many keep the CPU busy while the GPU
-    computes the rest of a layer. 0 if an expert takes no time.
+    """Returns how many deferred experts keep the CPU busy while the GPU computes the rest of a layer: the least n with
+    n * `expert_s` >= `device_s`. 0 if an expert takes no time.
     """
     return ceil(times.device_s / times.expert_s - _EPS) if times.expert_s > 0 else 0
 
 
 def depth(times: Times, hits: float, top_k: int) -> int:
-    """Returns the number of a token's experts to defer by one layer: as few as reach the best predicted time that is
-    allowed.
-
-    That is `saturating` within `limit`; fewer where shared experts hide the rest, and 0 where a step is no faster with
-    deferral.
+    """Returns the number of a token's experts to defer by one layer: the fewest with the least predicted time of a
+    layer, no more than `limit` and `saturating` allow. 0 if deferral makes a layer no faster.
     """
     most = min(limit(hits, top_k), saturating(times))
     best = layer_seconds(times, hits, most) * (1 + _EPS)
@@ -84,8 +81,8 @@ def deferred(hits: float, n: int) -> float:
 
 
 def layer_seconds(times: Times, hits: float, n: int = 0) -> float:
-    """Returns the predicted seconds of one MoE layer at decode in the steady state, with `hits` experts of a token on
-    the CPU and up to n of them deferred.
+    """Returns the predicted seconds of one MoE layer at decode of one token, with `hits` of its experts on the CPU and
+    up to n of these deferred, as in the layers before it.
     """
     busy, deferred_s = hits * times.expert_s, deferred(hits, n) * times.expert_s
     if deferred_s == 0.0:

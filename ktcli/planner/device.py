@@ -117,11 +117,11 @@ class DeviceSizes:
         layers: range | None = None,
         outputs: int = 0,
     ) -> DeviceSizes:
-        """Returns the bytes that some layers of a model take on a GPU, part by part; `layers` None: all layers.
+        """Returns the bytes that some layers of a model take on a GPU, part by part.
 
-        Activations per token, in f32, are the residual stream, its norm and two sums; the widest product and what
-        follows it; gate, up and activation of the chosen experts; a residual of streams, before and after a block and
-        normed.
+        Args:
+            layers: the layers; None: all.
+            outputs: the rows of a step that give logits, if they are more than one for each sequence.
         """
         scratch = spec.scratch
         layers = range(spec.layers) if layers is None else layers
@@ -145,17 +145,15 @@ class DeviceSizes:
 
     def step_bytes(self, n_tokens: int, context: int) -> int:
         """Returns the bytes of a GPU's workspace for a chunk of `n_tokens` tokens: activations, the causal mask (a byte
-        per pair), a row of logits of each sequence, or those of all outputs twice: as they are computed, and as they
-        are copied.
+        per token and position), logits, and keys and values expanded from latents.
         """
         rows = max(self.streams, 2 * self.outputs)
         fixed = rows * self.logits_bytes + (EXPANDED_BYTES if self.expands else 0)
         return n_tokens * (self.token_bytes + context) + fixed
 
     def graph_bytes(self, context: int) -> int:
-        """Returns the bytes of a GPU's memory for captured decode steps (CUDA graphs): that of one sequence, and what
-        those of several take beside it. Each has its own inputs and results, of which logits are almost all; the steps
-        themselves work in the same memory, on logits in four forms.
+        """Returns the bytes of a GPU's memory for captured decode steps (CUDA graphs): one for each of
+        `captured_sizes`, with inputs and results of its own, and the memory that all of them work in.
         """
         *_, most = sizes = captured_sizes(self.streams)
         if most == 1:
@@ -182,7 +180,7 @@ def captured_sizes(streams: int) -> tuple[int, ...]:
 
 
 def margin_bytes(vram_bytes: int) -> int:
-    """Returns the bytes of a GPU's memory that a plan leaves free."""
+    """Returns the bytes of a GPU's memory that a plan leaves free: 3 %, at least 192 MiB and at most 2 GiB."""
     return max(_MARGIN_LEAST, min(int(vram_bytes * _MARGIN_SHARE), _MARGIN_LIMIT))
 
 
@@ -268,6 +266,6 @@ def _pages(context: int) -> int:
 
 def chunk_limit(context: int) -> int:
     """Returns the tokens of the longest chunk of a prompt worth having: CHUNK_LIMIT, or the context rounded down to a
-    multiple of GRAIN.
+    multiple of GRAIN if that is less; at least PREFILL_CHUNK, or a shorter context.
     """
     return max(min(CHUNK_LIMIT, context // GRAIN * GRAIN), min(PREFILL_CHUNK, context))

@@ -56,7 +56,7 @@ def router_kernels(n_tokens: int, experts: int, hidden: int, *, is_split: bool =
     `n_tokens` rows.
 
     Args:
-        is_split: whether not all of its product are logits of experts.
+        is_split: whether the router's product also gives numbers that are no logits of experts.
     """
     read = n_tokens * F32_BYTES * experts * hidden
     many = n_tokens > 1 and read > ROUTER_BYTES
@@ -207,8 +207,9 @@ class Hybrid:
         return touched(resident, self.k_gpu, answers), touched(left, self.k_cpu, answers)
 
     def times(self, position: int) -> Times:
-        """Returns the mean seconds per layer, of those with experts on the CPU, at decode of one token at `position`:
-        t_e, T_g and T_s (see `Times`); zeros if there is no such layer.
+        """Returns the mean seconds at decode of one token at `position`, over the layers with experts on the CPU: of
+        one expert on the CPU (t_e), of the GPU's other work with copies (T_g), and of experts on the GPU (T_s); zeros
+        if there is no such layer.
         """
         found = [layer for layer in self.layers(position) if layer.hits > 0]
         if not found:
@@ -249,8 +250,8 @@ class Hybrid:
         return product_seconds(self.cpu, unit, load.size_bytes, n_tokens * load.ops, n_tokens)
 
     def head_s(self, answers: int = 1) -> float:
-        """Returns the predicted seconds of a decode step beside its layers: the graphs' launches, the output head, the
-        copy of the logits, and the borders between GPUs.
+        """Returns the predicted seconds of a decode step outside its layers: launches of graphs, the output head, the
+        copy of the logits, and the transfer from each GPU to the next.
         """
         head, rates = self.stack.head, self.device
         reading = head.read_bytes / (rates.read_bps * READ_SHARE)
@@ -270,8 +271,8 @@ class Hybrid:
         return max(reading, ops / (self.device.bf16_ops * ATTENTION_SHARE))
 
     def part_s(self, work: PartWork) -> float:
-        """Returns the predicted seconds that one part of a step takes on the GPU by itself: of reading its bytes and
-        its operations, the slower.
+        """Returns the predicted seconds that one part of a step takes on the GPU by itself: the longer of reading its
+        bytes and doing its operations.
         """
         attends = work.unit in (Unit.ATTENTION, Unit.CODES)
         share = ATTENTION_SHARE if attends else GEMM_SHARE
@@ -317,8 +318,8 @@ class Hybrid:
     # --- prefill ----------------------------------------------------------------------------------
 
     def device_chunk_s(self, n_tokens: int, start: int) -> tuple[F64Array, F64Array]:
-        """Returns the GPU's predicted seconds in each layer for a chunk of `n_tokens` tokens behind `start` positions:
-        of the parts before the experts, and of those beside the experts; f64 [L] each.
+        """Returns the GPU's predicted seconds in each layer for a chunk of `n_tokens` tokens after `start` positions,
+        as two f64 [L]: (of the parts before the experts, of those that run beside the experts).
         """
         stack, cache = self.stack, self._cache_s(start, n_tokens)
         kernels = self._kernels(n_tokens)
@@ -327,9 +328,12 @@ class Hybrid:
         return before, beside
 
     def experts_chunk_s(self, n_tokens: int, hits: F64Array, experts: F64Array) -> F64Array:
-        """Returns the GPU's predicted seconds in each layer, f64 [L], for `experts` [L] on it that a token chooses
-        `hits` [L] of, in a chunk of `n_tokens` tokens: tiles of the packed weights are read, decoded where they are
-        used, and multiplied.
+        """Returns the GPU's predicted seconds for the routed experts of each layer, f64 [L], in a chunk of `n_tokens`
+        tokens.
+
+        Args:
+            hits: the number of experts on the GPU that a token chooses on average, [L].
+            experts: the number of experts on the GPU, [L].
         """
         rates, expert = self.device, self.stack.expert
         passed = touched(experts, hits, n_tokens) * expert.size_bytes

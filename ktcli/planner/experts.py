@@ -87,13 +87,15 @@ class Hits:
 def choose(
     choice: ExpertChoice, heat: Heat | None, room: Room, most: float = 1.0
 ) -> ResidentChoice:
-    """Returns the experts that `choice` places on the GPU, as a bool mask [MoE layers, E] with the rule and a reason.
-    None: all experts if they fit, else hot with a heat map, else uniform.
+    """Returns the experts that `choice` places on the GPU, as a bool mask [MoE layers, E] with the name of the rule and
+    a reason. If `choice` is None, the rule is "all" if they fit and help, else "hot" with a heat map, else "uniform".
 
     Args:
-        most: the share of all chosen experts beyond which more on the GPU would not help, where nobody wishes for them.
+        heat: how often each expert was chosen; None: unknown.
+        most: the share of all chosen experts, 0 to 1, beyond which more on the GPU do not help; only used if `choice`
+            is None.
     Raises:
-        UsageError: a choice or heat map of another model, or `hot` without a heat map.
+        UsageError: `choice` or `heat` is of another model, or `choice` is "hot" without a heat map.
     """
     if heat is not None and heat.shape != room.empty.shape:
         raise UsageError(
@@ -153,7 +155,10 @@ def _weights(heat: Heat | None, shape: tuple[int, ...]) -> NDArray[np.float64]:
 
 def hits(mask: Mask, top_k: int, heat: Heat | None = None) -> Hits:
     """Returns the expected number of a token's `top_k` experts on the CPU in each MoE layer, and the share of all
-    chosen experts on the GPU, under a mask; an expert that the heat map never saw counts as half a hit.
+    chosen experts on the GPU, if those in `mask` are there.
+
+    Args:
+        heat: how often each expert was chosen, where 0 counts as 0.5; None: all equally often.
     """
     layers, experts = mask.shape
     weights = _weights(heat, mask.shape)

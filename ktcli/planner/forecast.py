@@ -100,7 +100,7 @@ class Forecast:
 
     def on_demand_s(self, n_tokens: int, start: int, *, may_compute: bool) -> float:
         """Returns the predicted seconds of a step of `n_tokens` tokens at `start` that brings the chosen experts in
-        main memory to the GPU one by one, one phase after the other, without a graph.
+        main memory to the GPU one by one, one phase after the other, without a CUDA graph.
 
         Args:
             may_compute: whether the CPU computes an expert where that is faster; else all are fetched.

@@ -104,7 +104,7 @@ def plan_with(
     Args:
         gpus: one or more, in the order in which they take layers.
         constraints: what the request's rules decide; None: nothing.
-        experts_on: the teams that have the experts of some layers in main memory.
+        experts_on: for layers whose experts only some teams hold, the indices of these teams, by layer.
     Raises:
         NotEnoughMemory: the GPUs cannot hold what must lie on them.
         UsageError: the request does not fit this model.
@@ -225,8 +225,8 @@ def _segment(stack: ModelLoads, budget: Budget, mask: experts.Mask) -> SegmentPl
 
 
 def simulated(hybrid: Hybrid, depth: int, position: int) -> Simulation:
-    """Returns the simulation of a decode step of one token at `position` with `depth` of its experts deferred: when GPU
-    and CPU work, and the step's seconds.
+    """Returns the simulation of a decode step of one token at `position` with `depth` of its experts deferred: the
+    spans of time in which GPU and CPU work, and the step's seconds.
     """
     return simulate(hybrid.layers(position), depth, hybrid.head_s())
 

@@ -92,7 +92,7 @@ class HybridAccount:
 
     @property
     def extra_bytes(self) -> int:
-        """The bytes that cutting the weights in main memory between teams of threads adds to them."""
+        """The bytes by which the weights in main memory grow when they are cut between teams of threads."""
         return sum(self._extra.values())
 
     @property

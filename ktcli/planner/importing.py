@@ -95,12 +95,13 @@ class Imported:
 def translate(
     patterns: Sequence[ForeignPattern], names: Names, model: PartNames | None = None
 ) -> Imported:
-    """Returns kt's placement rules that are equal to another program's patterns, and sentences on those without an
-    equivalent; the first pattern that matches a name counts.
+    """Returns kt's placement rules that do what another program's patterns do, and a sentence on each pattern without
+    an equivalent. The first pattern that matches a name counts.
 
     Args:
         names: the names that the other program has for each part of a model, by kt's word for it.
-        model: the parts of the model; None: nobody says, and a pattern that matches all layers means all.
+        model: the parts of the model; None: unknown; a pattern that matches every number of a layer then means all
+            layers.
     """
     count = model.layers if model else MOST_LAYERS
     left = list[str]()

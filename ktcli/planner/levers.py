@@ -332,7 +332,9 @@ def _loss_words(recipe: Recipe, own: Recipe, routed: bool) -> str:
 
 
 def loss_words(loss: FormatLoss, usual: FormatLoss) -> str:
-    """Returns a clause on the loss of a number format compared with another: "loses 0.25 of what int4 does"."""
+    """Returns a clause on the loss of a number format compared with `usual`, such as "loses 0.25 of what int4 does", or
+    "loses 0.012 nats per token" if they are the same format.
+    """
     share = loss.nats / usual.nats
     if loss.format == usual.format:
         return f"loses {loss.nats:.3f} nats per token"

@@ -26,12 +26,11 @@ class Lower:
 
 
 def step_down(model: Model, request: Request, plan: Plan) -> Lower | None:
-    """Returns the smaller request to plan and load after a GPU of `plan` ran out of memory, and a sentence about it;
-    None: the plan used no GPU.
+    """Returns the next smaller request to plan and load after a GPU of `plan` ran out of memory, with a sentence about
+    it; None: the plan used no GPU.
 
-    First there are fewer experts on the GPUs, then a shorter context, then the CPU alone. Which of several GPUs was
-    full is not asked: each gives up some. Every attempt takes less of their memory than the one before, so repeating
-    ends; `Request.limits` of the last one that worked are worth remembering.
+    The request has fewer experts on the GPUs; if none were there, half the context; if that is below LEAST_CONTEXT, the
+    CPU alone.
     """
     device = plan.device
     if device is None:

@@ -52,16 +52,15 @@ MARGIN_LIMIT_BYTES = 4 << 30
 
 
 def window_pages(window: int) -> int:
-    """Returns the most KV pages that a sequence holds for an attention window of `window` positions when it goes on: a
-    few positions can be taken back, the window may begin in the middle of a page and end in one, and a page that others
-    read is copied before it is written.
+    """Returns the most KV pages that a sequence can hold for an attention window of `window` positions: those of the
+    window and of MOST_DRAFTED positions that may be taken back, and 2 more for partly used and copied pages.
     """
     return -(-(window + MOST_DRAFTED) // PAGE_TOKENS) + 2
 
 
 def margin_bytes(total_bytes: int) -> int:
-    """Returns the bytes of main memory that a plan leaves free on a machine with `total_bytes`: a small share, at most
-    MARGIN_LIMIT_BYTES.
+    """Returns the bytes of main memory that a plan leaves free on a machine with `total_bytes`: 3 % of them, at most
+    MARGIN_LIMIT_BYTES (4 GiB).
     """
     return min(int(total_bytes * _MARGIN_SHARE), MARGIN_LIMIT_BYTES)
 
@@ -104,8 +103,8 @@ class ProductRoom:
         return F32_BYTES * self.elements
 
     def covering(self, other: ProductRoom) -> ProductRoom:
-        """Returns the room for any adapter update that fits this room or `other`, of the same product: the larger
-        number of ranks and matrices of both.
+        """Returns the room for any adapter update that fits this room or `other`, of the same product: for each of its
+        counts the larger of the two.
         """
         counts = {name: max(getattr(self, name), getattr(other, name)) for name in _COUNTS}
         return replace(self, **counts)
@@ -210,9 +209,9 @@ class Use:
         return self.streams * -(-context // PAGE_TOKENS)
 
     def window_pages(self, spec: Spec, context: int, chunk: int = 0) -> int:
-        """Returns the number of KV pages for layers with an attention window: every sequence's window, a prompt's
-        chunk, and some earlier windows to begin with; no more than whole contexts have, and 0 where no layer has a
-        window.
+        """Returns the number of KV pages for layers with an attention window: those of every sequence's window, of a
+        prompt's chunk, and of _WINDOWS_KEPT windows kept at ends of prompts and answers. At most `pages`, and 0 if no
+        layer has a window.
 
         Args:
             chunk: the most tokens of a step, if they are more than PREFILL_CHUNK.
@@ -260,8 +259,8 @@ class Use:
         return () if self.adapters is None else (self.adapters.work(spec, n_tokens),)
 
     def outputs(self, spec: Spec, context: int) -> int:
-        """Returns the most positions of one step that can give logits (hidden rows for an embedding model), with a
-        context of `context` positions.
+        """Returns the most positions of one step that give logits (in an embedding model, hidden rows), with a context
+        of `context` positions.
         """
         if not self.all_logits and not spec.embeds:
             return max(1, min(max(self.streams, 1 + MOST_DRAFTED), context))
@@ -272,7 +271,7 @@ class Use:
         )
 
     def logits_bytes(self, spec: Spec, context: int) -> int:
-        """Returns the bytes of the logits of all positions of a step that can give some, less one row, which
+        """Returns the bytes of the logits of a step for all positions that `outputs` counts, but for one row, which
         `scratch_bytes` counts.
         """
         return 4 * spec.output_width * (self.outputs(spec, context) - 1)
@@ -307,14 +306,11 @@ def drops_cached(pack_bytes: int, need_bytes: int, available_bytes: int) -> bool
 
 
 def scratch_bytes(model: Model, streams: int = 1) -> int:
-    """Returns the bytes of the engine's buffers for a step of PREFILL_CHUNK tokens and a row of every other sequence
-    (`streams`), of which one gives logits.
+    """Returns the bytes of the engine's buffers for a step of PREFILL_CHUNK tokens and a row of each other sequence (of
+    `streams`): activations, intermediate results of experts and attention, choices of experts, and logits of one row.
 
-    The buffers hold all rows that the forward records, and once more as products read them, no wider than the widest;
-    gate and up and then the activation of the chosen experts; ids and gates of every routing; chosen places of every
-    layer; and what all heads have beyond that in an absorbed step. This counts up to a third more than the engine
-    reserves with a few threads, never less; each thread has a megabyte or two of its own, and each of several nodes its
-    sums: the margin holds those.
+    This is up to a third more than the engine reserves, never less; small buffers of each thread and node are not
+    counted.
     """
     spec, layers = model.spec, model.spec.scratch
     rows = [buffer.width for buffer in model.buffers if not buffer.outputs]
@@ -334,14 +330,13 @@ def node_room_bytes(
     use: Use = TALK,
     experts_on: ExpertTeams = ALL_TEAMS,
 ) -> int | None:
-    """Returns the largest `need_bytes` with which no NUMA node runs full; None: no memory is bound to a node.
-
-    A longer context grows on all nodes alike, so the node with the least left over decides.
+    """Returns the most bytes that the model may take, as `need_bytes` counts them, for every NUMA node to have enough
+    memory; None: no memory is bound to a node.
 
     Args:
         nodes: the nodes that the teams are bound to.
         margin_bytes: the bytes left free, over all nodes.
-        experts_on: the teams that have the experts of some layers.
+        experts_on: for layers whose experts only some teams hold, the indices of these teams, by layer.
     """
     if not nodes:
         return None
@@ -368,10 +363,10 @@ def fitting_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TA
 
 
 def default_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TALK) -> int:
-    """Returns the number of context positions to reserve if none is asked for: DEFAULT_CONTEXT, or less where the model
-    or the memory ends; for servers up to SERVED_CONTEXT.
+    """Returns the number of context positions to reserve if none is asked for: DEFAULT_CONTEXT, or what the model and
+    `room_bytes` allow if that is less; for servers up to SERVED_CONTEXT.
 
-    A context nobody can use is no default: below LEAST_CONTEXT the model is refused instead.
+    At least LEAST_CONTEXT, or the model's own context if that is shorter, even if that does not fit.
     """
     wanted = min(DEFAULT_CONTEXT, model.spec.context)
     least = min(LEAST_CONTEXT, wanted)

@@ -34,10 +34,8 @@ class NodeNeed:
 
 
 def slice_bytes(tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> tuple[int, ...]:
-    """Returns the bytes of each team's slice of a packed tensor, in the order of `shares`; (): the tensor is not cut,
-    but interleaved.
-
-    Slices along columns have scales of their own, on lines of their own: cutting adds up to a line per panel.
+    """Returns the bytes of each team's slice of a packed tensor, in the order of `shares` (the threads of each team);
+    (): the tensor is not cut, but interleaved over the nodes.
     """
     return tuple(each.size_bytes for each in slices_of(tensor, recipe, shares))
 
@@ -45,8 +43,8 @@ def slice_bytes(tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> tuple[
 def extra_bytes(
     model: HasTensors, recipe: Recipe, teams: Sequence[Team], experts_on: ExpertTeams = ALL_TEAMS
 ) -> Mapping[ModelPart, int]:
-    """Returns the bytes that cutting packed weights between teams of threads adds, by part of the model; parts that are
-    not cut are left out.
+    """Returns the bytes by which packed weights grow when they are cut between teams of threads, for each part of the
+    model that is cut.
     """
     extra: dict[ModelPart, int] = {}
     shares = [team.threads for team in teams]
@@ -72,7 +70,7 @@ def node_needs(
         teams: the bound teams; a team on several nodes has an equal share of its slices on each.
         nodes: the nodes that the teams are bound to.
         interleaved_bytes: the bytes of the cache, buffers and whatever else is not a weight.
-        experts_on: the teams that have the experts of some layers.
+        experts_on: for layers whose experts only some teams hold, the indices of these teams, by layer.
     """
     shares = [team.threads for team in teams]
     owned = [0] * len(teams)
@@ -95,8 +93,8 @@ def traffic_bytes(
     """Returns the bytes of activations that pass between `n_teams` teams for one decoded token, with all tensors of
     the model or only some in main memory.
 
-    With H hidden, K experts per token, n teams, and a = 1 byte per activation for integer weights, 2 for
-    bf16, 4 for f32 and fp8, each of the other n - 1 teams reads or gives
+    With H the hidden size, K the experts per token, n the teams, and a the bytes of an activation (1 for integer
+    weights, 2 for bf16, 4 for f32 and fp8), each of the other n - 1 teams reads or gives
 
         k * a                   for every dense product [.., k]: its input
         H * a + 4 * K + 4 * H   for every MoE layer: its input, a row maximum per expert (of integer

@@ -37,7 +37,7 @@ Indices = NDArray[np.int32]  # of rules in a file; NO_RULE: none
 
 
 def word_of(part: ModelPart) -> str:
-    """Returns the word for a part of a model in placement rules: "shared_experts"."""
+    """Returns the word for a part of a model in placement rules, such as "shared_experts"."""
     return _WORDS.get(part) or part.value.lower().replace(" ", "_")
 
 
@@ -143,8 +143,8 @@ def _given(owners: Indices, covered: Flags, index: int, found: int, taken: int) 
 
 
 def owners_of(names: PartNames, rules: PlacementRules, key: str) -> tuple[Owners, tuple[str, ...]]:
-    """Returns the index of the first rule with a value for `key` that names each part, and sentences about later rules
-    that name the same parts.
+    """Returns for each part of the model the index of the first rule that names it and has a value for `key`, and
+    sentences about later rules that name the same parts.
 
     Args:
         key: "place", "format" or "kernel".

@@ -49,7 +49,8 @@ def place(model: Model, host: Host, request: Request) -> Plan:
     predicted speed; if they do not fit, with advice on what would.
 
     Raises:
-        UsageError: the request is beyond the model, or of another, or there is no such GPU.
+        UsageError: the request asks for more than the model has, is for another model, or names a GPU that is not
+            there.
         NotEnoughMemory: a GPU was asked for that cannot hold what must lie on it.
     """
     _check(model.spec, request)
@@ -71,8 +72,8 @@ def advised(
     """Returns a plan that `place` made, with advice on improvements added if it fits; unchanged if it does not.
 
     Args:
-        exact: whether its formats hold the checkpoint's experts as they are.
-        tok_s: the tokens per second that are wanted; None: what is there is enough.
+        exact: whether the plan's formats hold the checkpoint's experts without loss.
+        tok_s: the tokens per second that are wanted; None: any speed is enough.
     """
     if not made.fits:
         return made

@@ -34,7 +34,7 @@ EARLY_TOKENS = 512  # where in a chat the first predicted decode speed is taken
 
 def early_position(context: int) -> int:
     """Returns the position in a context at which the decode speed early in a chat is predicted: EARLY_TOKENS, or the
-    last one.
+    last position if the context is shorter.
     """
     return min(EARLY_TOKENS, context - 1)
 
@@ -116,8 +116,8 @@ class Speed:
         decode_s: Callable[[int], float],
         prefill_s: Callable[[int], float],
     ) -> Speed:
-        """Returns the predicted tokens per second with a context of `context` positions: decode early in a chat and at
-        the full context, and prefill.
+        """Returns the predicted tokens per second with a context of `context` positions: decode at `early_position` and
+        at the full context, and prefill.
 
         Args:
             chunk: the most tokens of a chunk of a prompt.
@@ -380,7 +380,7 @@ class Plan:
         Args:
             what: what does not fit, for the message.
         Raises:
-            NotEnoughMemory: it does not fit; the hint says what would make it fit.
+            NotEnoughMemory: the plan does not fit; the hint says what would make it fit.
         """
         hint = "; ".join(lever.text for lever in self.advice)
         if self.need_bytes > self.host.available_bytes:

@@ -77,8 +77,6 @@ class Prefill:
     def threshold(self) -> int:
         """Returns the least number of tokens, a multiple of GRAIN, from which on a chunk of a prompt is faster with
         experts streamed to the GPU; NEVER if none is.
-
-        What streaming costs is mostly the same for every length, so what it saves grows with the length.
         """
         if not self.buffer_experts or self.chunk < GRAIN:
             return NEVER

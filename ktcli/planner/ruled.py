@@ -26,8 +26,8 @@ def require_device(request: Request, said: Constraints) -> None:
     """Raises an error if placement rules contradict the device that a request asks for.
 
     Raises:
-        UsageError: the rules keep layers on the CPU and a GPU is asked for, or they name GPUs and the CPU or another
-            GPU is.
+        UsageError: the rules keep layers on the CPU, but a GPU is asked for; or they put layers on GPUs, but the CPU or
+            another GPU is asked for.
     """
     kind, number = parse_device(request.device)
     words = ", ".join(f"cuda:{each}" for each in said.named)
@@ -67,8 +67,8 @@ def in_order(gpus: Sequence[Gpu], said: Constraints) -> tuple[Gpu, ...]:
 
 
 def rows_of(plan: Plan, said: Constraints, moe: Sequence[int]) -> RowOf:
-    """Returns the rows of CPU kernels that placement rules name, by (layer, part), for parts that the CPU computes in a
-    plan.
+    """Returns the names of the rows of CPU kernels (instruction sets) that placement rules ask for, by (layer or None,
+    part), for parts that the CPU computes in a plan.
 
     Args:
         moe: the numbers of the layers with routed experts.

@@ -61,8 +61,7 @@ class RulePlace:
         """Returns the place that a text of a placement rule names: "cpu", "cuda:N" or "node:N".
 
         Raises:
-            UsageError: the text names no place, or the disk; the message begins with `where`, which says which rule it
-                is of.
+            UsageError: the text names no place, or the disk; the message begins with `where`, which names the rule.
         """
         if text == CPU:
             return cls(CPU)
@@ -120,18 +119,18 @@ class PlacementRules:
 
     @property
     def kernel(self) -> str | None:
-        """The name of the row of CPU kernels that the rules ask for the whole model (match = "*"); None: they ask for
-        none.
+        """The name of the row of CPU kernels (instruction set) that the rules ask for the whole model (match = "*");
+        None: they ask for none.
         """
         return next((rule.kernel for rule in self.each if rule.kernel and rule.match == "*"), None)
 
     def require_rows(self, runs: Sequence[str]) -> None:
-        """Raises an error if a rule asks for a row of kernels that a CPU does not run.
+        """Raises an error if a rule asks for a row of kernels (instruction set) that a CPU does not run.
 
         Args:
-            runs: the names of the rows that the CPU runs; (): nobody knows, and nothing is raised.
+            runs: the names of the rows that the CPU runs; (): unknown, and nothing is raised.
         Raises:
-            UsageError: there is such a rule.
+            UsageError: a rule asks for such a row.
         """
         for rule in self.each:
             if rule.kernel and runs and rule.kernel not in runs:
@@ -145,7 +144,7 @@ def parse_rules(text: str, source: str = "the file") -> PlacementRules:
     """Returns the placement rules in the text of a TOML file.
 
     Raises:
-        UsageError: it is not TOML, has keys or values that mean nothing, or too many rules.
+        UsageError: the text is not TOML, has unknown keys or wrong values, or too many rules.
     """
     if len(max(text.splitlines(), key=len, default="")) > _MOST_LINE:
         raise UsageError(
@@ -199,11 +198,11 @@ def _strange(where: str, key: str, allowed: str) -> UsageError:
 
 
 def check_pattern(pattern: str, where: str) -> None:
-    """Raises an error if the pattern of a placement rule is not valid: a component is neither a list of ranges nor a
-    glob.
+    """Raises an error if the pattern of a placement rule is not valid. A valid one has up to 4 components separated by
+    dots, each a list of ranges such as "0-9,12" or a glob.
 
     Raises:
-        UsageError: it is not valid; the message begins with `where`, which says which rule it is of.
+        UsageError: the pattern is not valid; the message begins with `where`, which names the rule.
     """
     if len(pattern) > _MOST_CHARS or not pattern:
         raise UsageError(f"{where}: match must have 1 to {_MOST_CHARS:,} characters")

@@ -124,14 +124,12 @@ class Devices:
         return bisect_left(pages, True, key=lambda n: not self.fits(n)) * PAGE_TOKENS
 
     def default_context(self, *, served: bool = False) -> int:
-        """Returns the number of context positions to reserve if none is asked for: DEFAULT_CONTEXT, or less where the
-        model or the GPUs' memory ends.
-
-        At least LEAST_CONTEXT, with which the GPUs may be too small.
+        """Returns the number of context positions to reserve if none is asked for: DEFAULT_CONTEXT, or what the model
+        and the GPUs' memory allow if that is less. At least LEAST_CONTEXT, even if that does not fit.
 
         Args:
-            served: whether programs ask: then up to SERVED_CONTEXT, as far as they take a small part of what experts
-                may.
+            served: whether a server asks: then up to SERVED_CONTEXT, with 1 / SERVED_SHARE of the memory that experts
+                may take.
         """
         longest = self.spec.context
         wanted = min(DEFAULT_CONTEXT, longest)

@@ -25,8 +25,8 @@ ALL_TEAMS: ExpertTeams = {}
 def shares_of(
     tensor: Tensor, shares: Sequence[int], teams: ExpertTeams = ALL_TEAMS
 ) -> Sequence[int]:
-    """Returns each team's share of a tensor, in proportion to which it is cut: `shares` (threads), with 0 for teams
-    that do not hold the experts of the tensor's layer.
+    """Returns the share of each team, in proportion to which a tensor is cut: `shares` (threads of each team), with 0
+    for teams that do not hold the experts of the tensor's layer.
     """
     if tensor.role is not Role.EXPERTS or tensor.layer is None or tensor.layer not in teams:
         return shares

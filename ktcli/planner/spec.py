@@ -87,7 +87,7 @@ class HasTensors(Protocol):
 
     @property
     def counted(self) -> tuple[tuple[Tensor, int], ...]:
-        """The tensors, each of those that are equal in size once, as pairs (tensor, number of such tensors)."""
+        """Pairs (tensor, number of tensors equal to it in size), one for all tensors of equal size."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Share:
 
     @cached_property
     def counted(self) -> tuple[tuple[Tensor, int], ...]:
-        """The tensors, each of those that are equal in size once, as pairs (tensor, number of such tensors); see
+        """Pairs (tensor, number of tensors equal to it in size), one for all tensors of equal size; see
         `ops.tensors.counted`.
         """
         return counted(self.tensors)
@@ -141,8 +141,8 @@ def weight_bytes(model: HasTensors, recipe: Recipe) -> int:
 
 
 def sequence_bytes(spec: Spec, streams: int = 1) -> int:
-    """Returns the bytes of the fixed-size states that layers keep of `streams` sequences whatever their length, saved
-    at several positions.
+    """Returns the bytes of the fixed-size states that layers keep of `streams` sequences whatever their length: two for
+    each sequence, and those saved at earlier positions.
     """
     return state_slots(streams) * spec.sequence_elements * F32_BYTES
 

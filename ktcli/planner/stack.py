@@ -88,8 +88,8 @@ class ModelLoads:
         return read / self.layers, ops / self.layers
 
     def room(self, budget_bytes: int, layers: range | None = None) -> Room:
-        """Returns the memory that experts on the GPU may fill: `budget_bytes`, with the bytes of an expert in each MoE
-        layer of `layers`; None: of all layers.
+        """Returns the memory that experts on the GPU may fill: `budget_bytes`, with the bytes of one expert for each
+        MoE layer among `layers` (None: for all MoE layers).
         """
         moe = self.moe[self.routed(layers)] if layers is not None else self.moe
         sizes = tuple(int(size) for size in self.expert.size_bytes[moe])
@@ -231,11 +231,8 @@ def share_apart(model: Model, part: ModelPart, apart: Collection[LayerPart]) -> 
 
 
 def plain_bytes(tensor: Tensor, fmt: Format) -> int:
-    """Returns the bytes of each value of a matrix if a GPU stores it as plain rows, 2 for bf16 or 4 for f32; 0: it
-    stays packed.
-
-    Matrices of plain numbers that are used alone are rows, for the vendor's products; those that are kept exact are
-    f32, as they are computed so.
+    """Returns the bytes of each value of a matrix if a GPU stores it as plain rows, 2 for bf16 or 4 for f32; 0 if it
+    stays packed, as experts, grouped matrices and formats below 16 bits do.
     """
     if tensor.role is Role.EXPERTS or tensor.count > 1 or fmt.bits < 16:
         return 0

@@ -56,8 +56,8 @@ class Conditions:
     position: int
 
     def worth(self) -> Worth:
-        """Returns the share of the chosen experts that is worth having on GPUs while others are in main memory, and
-        whether having all of them there is worth it.
+        """Returns the largest share of the chosen experts on GPUs, others in main memory, whose decode step is at most
+        5 % slower than the fastest of these (1.0: as many as fit), and whether having all on GPUs is worth it.
         """
         if not self.stack.experts:
             return Worth()

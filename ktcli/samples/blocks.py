@@ -20,7 +20,9 @@ T = TypeVar("T")
 
 
 def too_long(name: str, line: int) -> BadData:
-    """Returns the error to raise for a row, beginning in line `line`, that is longer than a row may be."""
+    """Returns the error to raise for a row, beginning in line `line`, that has more than MAX_ROW_CHARS (8 Mi)
+    characters.
+    """
     return BadData(
         f"{name}, line {line}: a row is larger than {gib(MAX_ROW_CHARS)}, the most that kt reads",
         hint="split it into several rows; no model reads that much at once",
@@ -28,12 +30,11 @@ def too_long(name: str, line: int) -> BadData:
 
 
 def open_plain(path: Path) -> int:
-    """Returns a file descriptor, open for reading, of a plain file that is not empty: a pipe would block, a device
-    never end.
+    """Returns a file descriptor, open for reading, of a plain file that is not empty.
 
     Raises:
         NotFound: there is no such file.
-        BadData: it is something else, empty, or cannot be read.
+        BadData: it is no plain file (but a pipe or device, say), is empty, or cannot be read.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -67,9 +68,9 @@ def blocks(path: Path, told: Callable[[int], None] | None = None) -> Iterator[st
     """Yields the text of a UTF-8 file in pieces, without a byte order mark at its beginning.
 
     Args:
-        told: is told the number of bytes read so far.
+        told: called with the number of bytes read so far.
     Raises:
-        NotFound, BadData: as `open_plain`, or it is not UTF-8.
+        NotFound, BadData: as `open_plain`, or the file is not UTF-8.
     """
     decoder = codecs.getincrementaldecoder("utf-8-sig")()  # some programs write a mark in front
     line, done = 1, 0

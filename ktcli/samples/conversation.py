@@ -47,7 +47,9 @@ class TrainedText:
 
 
 def asks(messages: Sequence[Message]) -> bool:
-    """Returns whether any message is from somebody but the model and the system, so that an answer may follow."""
+    """Returns whether any message is not from the model or the system (but from a user or a tool), so that an answer
+    may follow.
+    """
     return not all(each["role"] in (*_SYSTEM, "assistant") for each in messages)
 
 

@@ -39,8 +39,8 @@ class SampleEncoder:
         self._shared: dict[int, int] = {}
 
     def conversation(self, pieces: Sequence[TextPiece]) -> EncodedSample:
-        """Returns the ids of a conversation's pieces, one after the other, and for each id whether it is trained; cut
-        to the most ids of a sample.
+        """Returns the ids of a conversation's pieces, one after another, and for each id whether it is trained; cut to
+        the largest number of ids that a sample may have.
         """
         ids: list[int] = []
         trained: list[bool] = []
@@ -59,8 +59,8 @@ class SampleEncoder:
         return self._sample(ids, trained, cut)
 
     def text(self, text: str) -> EncodedSample:
-        """Returns the ids of a text outside any turn, all trained, with the ids that the model's texts begin with in
-        front; cut to the most ids of a sample.
+        """Returns the ids of a text outside any turn, behind those with which the model begins texts, all of them
+        trained; cut to the largest number of ids that a sample may have.
         """
         around = self._texts.around.before
         part, cut = self._within(Marked(text), len(around))

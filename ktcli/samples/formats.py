@@ -70,7 +70,7 @@ def content_of(row: DataRow, format: RowFormat) -> Content:
     """Returns the conversation or the text in a row of a data file.
 
     Raises:
-        BadData: it is not of the format of its file, or something in it is wrong.
+        BadData: the row is not in the format of its file, or a value in it is invalid.
     """
     _require_answers(row)
     if media := next((name for name in _NOT_TEXT if row.values.get(name)), None):

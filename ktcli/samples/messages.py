@@ -20,7 +20,8 @@ _OWN_NAMES = {"user": "human", "assistant": "gpt", "tool": "observation", "chatg
 
 
 def text_of(value: Any, where: str) -> str:
-    """Returns a value that must be a string, without characters that a text may not have; null is the empty one.
+    """Returns a value that must be a string or null (the empty text), with reserved characters and lone surrogates
+    replaced.
 
     Raises:
         BadData: it is not a string.

@@ -41,13 +41,14 @@ def mixed(
 ) -> list[Sample]:
     """Returns the samples of all data sources in one order, as `mix_strategy` says; the same order for the same seed.
 
-    `interleave_under` ends with the first source that has no more, `interleave_over` with the last one: until then
-    the others begin again.
+    `concat` takes one source after another. `interleave_under` ends when the first source is used up, `interleave_over`
+    when all are; until then sources that are used up begin again.
 
     Args:
-        names: of the sources, for sentences of errors.
+        names: of the sources, for error messages.
     Raises:
-        BadData: a source that is to be interleaved has no sample, or a share is too small.
+        BadData: a source to be interleaved has no sample, or its share is so small that all samples would be repeated
+            more than 1,000 times.
     """
     if settings.mix_strategy == "concat" or len(groups) < 2:
         return [sample for group in groups for sample in group]

@@ -100,7 +100,7 @@ class ConversationCutter:
 
     def cut(self, conversation: TrainedConversation) -> CutConversation:
         """Returns the samples into which a conversation is cut, each as pieces of text that are trained or not, with
-        counts of answers that are treated specially; no samples if no answer in it is trained.
+        counts of answers that are left out or rendered incompletely; no samples if no answer in it is trained.
 
         Raises:
             BadCheckpoint: the template refuses the conversation, or is broken.

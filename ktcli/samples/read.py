@@ -47,7 +47,7 @@ class ByteBar(Protocol):
     """A progress bar of bytes."""
 
     def update(self, *, done: int, total: int | None = None) -> None:
-        """Sets the numbers of bytes that the progress bar shows: those read so far, and all."""
+        """Sets what the progress bar shows: `done`, the bytes read so far, and `total`, all bytes."""
 
 
 class ReadingListener(Protocol):
@@ -56,7 +56,7 @@ class ReadingListener(Protocol):
     def progress(
         self, title: str, total: int | None = None, *, unit: str = "B", done: int = 0
     ) -> AbstractContextManager[ByteBar]:
-        """Returns a context manager that shows a progress bar for something while its context is open, and gives the
+        """Returns a context manager that shows a progress bar with this title while its context is open, and gives the
         bar.
         """
 
@@ -67,12 +67,12 @@ def read_samples(
     settings: SampleSettings,
     listener: ReadingListener | None = None,
 ) -> SampleSet:
-    """Returns the samples that the rows of data files make, with counts of what was left out; in the order of the
-    rows, of several sources in that of `mix_strategy`.
+    """Returns the samples made from the rows of data files, in the order of the rows (of several files as
+    `mix_strategy` says), with counts of the rows that were left out or cut, by reason.
 
     Raises:
-        NotFound, BadData: a file cannot be read, or a row makes no sense, or nothing in them can be trained.
-        UsageError: the shares are wrong. BadCheckpoint: the chat template is broken.
+        NotFound, BadData: a file cannot be read, a row is invalid, or nothing in them can be trained.
+        UsageError: the shares in `interleave_probs` are invalid. BadCheckpoint: the chat template is broken.
     """
     check_shares(settings, len(sources))
     sha256 = _sha256(sources, texts, settings)
@@ -185,8 +185,8 @@ class _SampleMaker:
 def open_contents(
     source: DataSource, settings: SampleSettings, listener: ReadingListener | None
 ) -> Iterator[Iterator[tuple[DataRow, Content]]]:
-    """Opens a context that gives an iterator of (row, its conversation or text) of a data file's rows to be read: a
-    random sample of them if the source says so, cut to the limit. A row that says nothing known raises BadData.
+    """Opens a context that gives an iterator of (row, its conversation or text) over the first `max_samples` rows of a
+    data file, or of a random sample of its rows if the source asks for one. A row in no known format raises BadData.
     """
     title, size = f"Reading {source.name}", source.path.stat().st_size
     with listener.progress(title, size) if listener else nullcontext() as bar:

@@ -59,17 +59,13 @@ def rows(path: Path, told: Told | None = None) -> Iterator[DataRow]:
     """Yields the rows of a data file, read as JSON, JSON lines or CSV by the ending of its name.
 
     Raises:
-        NotFound, BadData: it cannot be read, or has something in it that is not a row.
+        NotFound, BadData: the file cannot be read, or has something in it that is not a row.
     """
     return _READERS[_suffix(path)](path, told)
 
 
 def check_kind(path: Path) -> None:
-    """Raises an error if kt does not read data files with the ending of this path.
-
-    Raises:
-        BadData: it does not; the hint says what to do.
-    """
+    """Raises BadData if kt does not read data files with the ending of this path; the error's hint says what to do."""
     suffix = _suffix(path)
     if suffix in _READERS:
         return

@@ -68,7 +68,9 @@ class DropCounter:
 
     @property
     def counts(self) -> tuple[DropCount, ...]:
-        """The number of rows that were left out or changed, for each reason, in the order of the first of each."""
+        """The number of rows that were left out or changed, for each reason, in the order in which the reasons first
+        occurred.
+        """
         return tuple(self._found.values())
 
     @property

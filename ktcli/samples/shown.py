@@ -24,19 +24,19 @@ _GREEN, _DIM, _PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
 
 
 def shown(samples: SampleSet, texts: TextModel, count: int, *, colour: bool) -> str:
-    """Returns the first `count` samples as text for people, and counts of all of them.
+    """Returns the first `count` samples as text for people, followed by a summary with counts of all of them.
 
     Args:
-        colour: whether what is trained is green, and control tokens that are not are dim; else ⟦…⟧ is around what is
-            trained.
+        colour: whether trained text is green, and untrained control tokens are dim; else ⟦…⟧ surrounds trained text.
     """
     parts = [_one(sample, texts, colour) for sample in samples.samples[:count]]
     return "\n\n".join([*parts, _summary(samples)])
 
 
 def document(samples: SampleSet, texts: TextModel, count: int) -> dict[str, Any]:
-    """Returns a dict for JSON: counts of rows, samples and tokens, what was dropped, notes, and the first `count`
-    samples with their ids and texts.
+    """Returns a dict for JSON: `rows`, `samples`, `tokens` and `trained_tokens` (counts), `longest` (tokens, where),
+    `dropped` (reason, rows, first), `notes`, `sha256`, and `shown`, the first `count` samples (where, ids, trained,
+    parts).
     """
     longest = max(samples.samples, key=lambda each: len(each.ids))
     return {

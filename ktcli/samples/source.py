@@ -68,11 +68,11 @@ def sources_of(
 
     Args:
         names: entries of `dataset_info.json`.
-        dataset_dir: the folder that has it; None: USUAL_FOLDER.
+        dataset_dir: the folder that has it; None: the folder `data`.
         data: files as the user named them.
     Raises:
-        NotFound: there is no such file or entry; the hint has the nearest.
-        BadData: an entry asks for what kt does not do. UsageError: nothing is named, or something twice.
+        NotFound: there is no such file or entry; the hint names the most similar one.
+        BadData: an entry asks for something unsupported. UsageError: no file is named, one twice, or too many.
     """
     found = [DataSource(path.name, path) for path in data]
     if names:

@@ -99,7 +99,7 @@ def read_tasks(
     rows that are not asked.
 
     Raises:
-        NotFound, BadData: it cannot be read, or a row makes no sense, or is plain text, or none has a right answer.
+        NotFound, BadData: the file cannot be read, a row is invalid or plain text, or no row has a right answer.
     """
     found: list[Task] = []
     drops, count = DropCounter(), 0

@@ -54,7 +54,7 @@ class AdapterEntry:
 
     @property
     def size_bytes(self) -> int:
-        """The number of bytes of the adapter's files, from its manifest."""
+        """The total size in bytes of the adapter's files, as its manifest gives it."""
         return sum(record.size_bytes for record in self.records)
 
 
@@ -67,7 +67,7 @@ def require_name(name: str) -> str:
     """Returns `name` unchanged, if it is valid as the name of an adapter.
 
     Raises:
-        UsageError: it is not.
+        UsageError: `name` is not valid.
     """
     if not places.is_name(name):
         raise UsageError(
@@ -82,7 +82,7 @@ def require_free(name: str) -> None:
     """Raises UsageError if an adapter in the library has this name, in upper or lower case.
 
     Raises:
-        UsageError: one has it.
+        UsageError: an adapter has this name.
     """
     if (known := find(name)) is not None:
         raise UsageError(
@@ -166,8 +166,8 @@ def _document(base: str, records: Sequence[FileRecord]) -> str:
 
 
 def unchanged(entry: AdapterEntry) -> dict[str, str]:
-    """Returns the SHA-256, by file name, of those files of an adapter whose size and change time show that nobody has
-    touched them since its manifest was written; the others would have to be read.
+    """Returns {file name: SHA-256, hexadecimal} of those of an adapter's files that, by their size and change time,
+    nobody has touched since the manifest was written.
     """
     try:
         written_ns = (entry.path / MANIFEST).stat().st_ctime_ns
@@ -192,11 +192,11 @@ def _is_as_written(entry: AdapterEntry, record: FileRecord, written_ns: int) -> 
 
 @contextmanager
 def pulling(name: str) -> Iterator[Path]:
-    """Reserves the name of an adapter that is downloaded; the `with` gives a hidden folder for its files, which stays
-    until `pulled` removes it, so that the next pull resumes.
+    """Opens a context that reserves the name of an adapter while it is downloaded; yields the path of a hidden folder
+    for its files. The folder stays until `pulled` removes it, so that a stopped download can resume.
 
     Raises:
-        Busy: another process fetches it. KtError: the library cannot be written.
+        Busy: another process downloads it. KtError: the library cannot be written.
     """
     require_name(name)
     path = folder() / f".{name}.{_PULLING}"
@@ -216,8 +216,8 @@ def _pull_lock(name: str) -> Path:
 
 @contextmanager
 def arriving(name: str) -> Iterator[Path]:
-    """Reserves the name of an adapter that is imported; the `with` gives an empty hidden folder for its files, which is
-    deleted at the end unless `complete` has renamed it.
+    """Opens a context that reserves the name of an adapter while it is imported; yields the path of an empty hidden
+    folder for its files, which is deleted at the end unless `complete` has renamed it.
 
     Raises:
         UsageError: the name is taken. Busy: another process imports it. KtError: the library cannot be written.
@@ -247,9 +247,9 @@ def copy(
     the SHA-256 of the written bytes.
 
     Args:
-        advance: called with the number of bytes of each piece.
+        advance: called with the number of bytes of each block that was copied.
     Raises:
-        NotEnoughDisk: they do not fit. OSError: one cannot be read or written.
+        NotEnoughDisk: the files do not fit. OSError: a file cannot be read or written.
     """
     need = sum((source / name).stat().st_size for name in names)
     smallfiles.require_room(target, need, "importing the adapter", target.parent)
@@ -282,7 +282,7 @@ def complete(stage: Path, name: str, base: str, records: Sequence[FileRecord]) -
         base: the name of the base model.
         records: the adapter's files.
     Raises:
-        OSError: it cannot be written.
+        OSError: the manifest or the folder cannot be written.
     """
     smallfiles.write(stage / MANIFEST, _document(base, records))
     smallfiles.sync_folder(stage)

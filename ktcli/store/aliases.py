@@ -61,11 +61,11 @@ def every() -> tuple[Alias, ...]:
 
 
 def target_of(name: str) -> str:
-    """Returns the text, such as a model's name, that the alias `name` stands for, in upper or lower case; empty: there
-    is no such alias, or a model in the library has this name.
+    """Returns the text, such as a model's name, for which the alias `name` (in any case) is defined; "" if there is no
+    such alias, or if a model in the library has this name.
 
     Raises:
-        UsageError: it leads back to itself. KtError: the file, or its entry there, cannot be read.
+        UsageError: the alias leads back to itself. KtError: the file of aliases, or its entry there, cannot be read.
     """
     if places.is_taken(name):
         return ""
@@ -80,8 +80,8 @@ def target_of(name: str) -> str:
 
 
 def preset_of(model: str) -> Preset:
-    """Returns the values for answers (sampling, system text, context …) that a model's name presets: those of an alias,
-    over those of the alias that it stands for, over those of a model of Ollama's; an empty preset if there are none.
+    """Returns the values for answers (sampling, system text, context …) that a model's name presets. An alias's own
+    values come before those of the alias or Ollama model that it stands for. Without any, the preset is empty.
 
     Raises:
         KtError: as `target_of`; or the model of Ollama's cannot be read.
@@ -129,8 +129,8 @@ def require_free(name: str) -> None:
 
 
 def save(name: str, target: str, preset: Preset = NOTHING) -> str:
-    """Saves the alias `name` for the text `target`, replacing one of this name; returns the text that it stood for
-    before, empty: there was none.
+    """Saves the alias `name` for the text `target`, replacing an older one of this name; returns the older one's text,
+    "" if there was none.
 
     Raises:
         UsageError: the name cannot be an alias, or would stand for itself. KtError: the library cannot be written.
@@ -150,7 +150,7 @@ def save(name: str, target: str, preset: Preset = NOTHING) -> str:
 
 
 def change(name: str, preset: Preset) -> Alias:
-    """Sets values of an alias's preset, whose other values stay; returns the changed alias.
+    """Sets the values of `preset` in an alias's preset and keeps its other values; returns the changed alias.
 
     Raises:
         NotFound: there is no such alias. KtError: its entry cannot be read, or the library cannot be written.

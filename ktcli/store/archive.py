@@ -119,7 +119,7 @@ class Archive:
         here.
 
         Raises:
-            BadCheckpoint: it is something else, or no header of a tar archive.
+            BadCheckpoint: the member is something else, or what follows is no tar header.
         """
         data = block = self.read(tarfile.BLOCKSIZE)
         if not block.strip(b"\0"):

@@ -53,7 +53,7 @@ class BoundedTransfer(Transfer):
         Args:
             waiting: called about every POLL_S seconds meanwhile.
         Raises:
-            HubError, OSError: as of `run`; what stopped the transfer.
+            HubError, OSError: the transfer failed, see `run`.
         """
         assert self._fetching is not None, "nothing arrives before the start"
         while name not in self._here:

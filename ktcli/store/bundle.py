@@ -66,13 +66,13 @@ class BundlePart:
         )
 
     def refuse_other(self, data: bytes) -> None:
-        """Raises ValueError unless a manifest has the part's formats, lists exactly the part's other files, and is
-        undamaged.
+        """Raises ValueError unless a manifest is undamaged, has the part's formats, and lists exactly the part's files
+        beside the manifest itself.
 
         Args:
             data: the contents of the manifest.
         Raises:
-            ValueError: it does not; the message completes "it …".
+            ValueError: the manifest differs; the message completes "it …".
         """
         found = manifest.parse(data, self.kind.manifest)
         listed = {(each.name, each.size_bytes, each.sha256) for each in found.records}
@@ -99,19 +99,21 @@ class Bundle:
 
     @property
     def size_bytes(self) -> int:
-        """The number of bytes of all files of the bundle's parts, without the heat map."""
+        """The number of bytes of all files of the bundle's parts, without the heat map (how often each expert was
+        chosen).
+        """
         return sum(part.size_bytes for part in self.parts)
 
     @property
     def identity(self) -> str:
-        """The SHA-256, hexadecimal, of the bundle's list without the heat map, which changes whenever somebody talks to
-        the model.
+        """The SHA-256, hexadecimal, of the bundle's kt-bundle.json (its list of files) as it would be without a heat
+        map, which changes with use.
         """
         return hashlib.sha256(Bundle(self.name, self.parts).encode()).hexdigest()
 
     def members(self) -> Iterator[FileRecord]:
-        """Yields the record (name in the archive, size, SHA-256) of every member that follows the list, in the order of
-        the archive.
+        """Yields the record (name in the archive, size, SHA-256) of every file that follows kt-bundle.json in the
+        bundle's archive, in that order.
         """
         if self.heat is not None:
             yield FileRecord(f"heat/{self.name}.json", self.heat.size_bytes, self.heat.sha256)
@@ -122,7 +124,9 @@ class Bundle:
                 )
 
     def encode(self) -> bytes:
-        """Returns the JSON bytes of kt-bundle.json, the list at the beginning of the bundle's archive."""
+        """Returns the JSON bytes of kt-bundle.json: the bundle's name, its parts, and the names, sizes and hashes of
+        all files.
+        """
         parts = [
             {"kind": part.kind.value, "formats": part.formats, "files": list(map(_row, part.files))}
             for part in self.parts
@@ -133,10 +137,10 @@ class Bundle:
 
 
 def parse(data: bytes) -> Bundle:
-    """Returns the bundle that the contents of a kt-bundle.json, the list at the beginning of an archive, describe.
+    """Returns the bundle that the contents of a kt-bundle.json describe.
 
     Raises:
-        ValueError: it is none, or it asks for what no bundle of kt's has; the message completes "it …".
+        ValueError: `data` describes no valid bundle, or one of another version; the message completes "it …".
     """
     document = smallfiles.json_object(data)
     version = document.get("kt_bundle")
@@ -159,12 +163,12 @@ def parse(data: bytes) -> Bundle:
 
 
 def is_name(text: str) -> bool:
-    """Returns whether a text is valid as the name of a model in a bundle."""
+    """Returns whether a text is valid as a model's name in a bundle: at most 200 letters, digits, ".", "_" and "-"."""
     return _NAME.fullmatch(text) is not None
 
 
 def head(name: str, size_bytes: int) -> bytes:
-    """Returns the bytes of the tar header of a member with this name and size, which depend on nothing else."""
+    """Returns the bytes of the tar header of a member with this name and size; equal arguments give equal bytes."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = size_bytes, 0o644
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
@@ -199,7 +203,7 @@ def refuse_name(name: str) -> None:
     """Raises ValueError for a name that no file of a model may have, such as a hidden one, or one that kt uses itself.
 
     Raises:
-        ValueError: this is one of them; the message completes "it …".
+        ValueError: `name` is such a name; the message completes "it …".
     """
     pieces = name.split("/")
     odd = not name.isprintable() or name in _OWN or str(PurePosixPath(name)) != name

@@ -33,11 +33,11 @@ _MARKS = "kt-import."  # begins what an import keeps in a folder beside the file
 
 
 def read_list(archive: Archive) -> Bundle:
-    """Returns the bundle that the list at the beginning of an archive describes; the archive is read up to the end of
-    the list.
+    """Reads kt-bundle.json, the list of files at the beginning of a bundle's archive; returns the bundle that it
+    describes.
 
     Raises:
-        BadCheckpoint: it is no bundle, or a damaged one.
+        BadCheckpoint: the archive is no bundle, or a damaged one.
     """
     if (first := archive.header()) is None and archive.is_empty:
         raise BadCheckpoint(
@@ -76,8 +76,8 @@ class Arrival:
         return self.folder / scan.IMPORTING
 
     def has(self, file: FileRecord) -> bool:
-        """Returns whether a file of the part is in the library already: the part was there, or the file arrived in an
-        earlier run, as it has its final name only once it is verified.
+        """Returns whether a file of the part is in the library already: the part is complete, or its folder has a file
+        of this name and size, which gets the name only once it is verified.
         """
         if self.known:
             return True
@@ -119,19 +119,18 @@ class Arrival:
 def receive(
     archive: Archive, bundle: Bundle, name: str, arguments: Sequence[str], watcher: Watcher
 ) -> list[Entry]:
-    """Writes the parts of a bundle, a checkpoint or conversions, into the library; returns their library entries.
+    """Writes the parts of a bundle (a checkpoint, conversions) into the library; returns their entries in the order of
+    the parts, including those that were there already.
 
     Args:
-        archive: read up to the end of its list, which is `bundle`.
+        archive: read up to the end of kt-bundle.json, which describes `bundle`.
         name: what the model is to be called.
-        arguments: those of the command that goes on with it after an interruption.
-    Returns:
-        The entries, those that were there already among them.
+        arguments: those of the `kt import` command that resumes an interrupted import.
     Raises:
-        UsageError: another model of that name is there.
+        UsageError: a different model of that name is in the library.
         Busy: another process works on the model.
         NotEnoughDisk: the disk has less room than the missing files need.
-        BadCheckpoint: the archive is damaged, cut off, or not what its list says.
+        BadCheckpoint: the archive is damaged, cut off, or differs from its list.
         KtError: the library cannot be written.
     """
     home = places.folder_of(EntryKind.PACK).parent

@@ -61,14 +61,14 @@ class Export:
         return sum(_room(each) for each in self.pieces()) + len(_END)
 
     def pieces(self) -> Iterator[FileRecord]:
-        """Yields the records (name, size, SHA-256) of all members of the archive in their order, the list first."""
+        """Yields the records (name, size, SHA-256) of the archive's members in their order, kt-bundle.json first."""
         text = self.bundle.encode()
         yield FileRecord(LIST, len(text), hashlib.sha256(text).hexdigest())
         yield from self.bundle.members()
 
     def source(self, member: FileRecord) -> Path | bytes:
-        """Returns the path of the file that a member of the archive is copied from; for the list and the heat map, the
-        member's bytes.
+        """Returns the path of the file that a member of the archive is copied from, or the bytes of kt-bundle.json or
+        of the heat map.
         """
         if member.name == LIST:
             return self.bundle.encode()
@@ -80,12 +80,12 @@ class Export:
 
 
 def gather(entries: Sequence[Entry]) -> Export:
-    """Returns what an archive of complete library entries of one model consists of: the bundle, the entries' folders
-    and the heat map. No file of the entries is read but the manifests.
+    """Returns what is to be exported of complete library entries of one model: the bundle, the entries' folders and the
+    heat map (how often each expert was chosen). Only the manifests of the entries are read.
 
     Raises:
-        NotFound: nobody recorded the hashes of one. BadCheckpoint: its manifest is damaged.
-        UsageError: its name is none that a library has.
+        NotFound: an entry has no manifest. BadCheckpoint: a manifest is damaged.
+        UsageError: the model's name is not valid in a library.
     """
     names = {entry.name.partition("@")[0] for entry in entries}  # "@" in a folder of one's own
     name = min(names)
@@ -143,12 +143,12 @@ def write_stream(what: Export, descriptor: int, watcher: Watcher) -> None:
 
 
 def write_file(what: Export, target: Path, watcher: Watcher) -> None:
-    """Writes the tar archive of an export to the file `target`, which appears when it is whole; resumes where an
-    earlier run stopped.
+    """Writes the tar archive of an export to FILE.part, continuing where an earlier run stopped, and renames it to
+    `target` (FILE) once it is complete.
 
     Raises:
-        UsageError: the file exists, or beside it FILE.part, which is of something else.
-        Busy: another process writes it.
+        UsageError: FILE exists, or FILE.part is of another export.
+        Busy: another process writes the archive.
         NotEnoughDisk: the disk has less room than is still to be written.
         KtError: a file cannot be read, or has a checksum mismatch; the archive cannot be written.
     """

@@ -39,13 +39,13 @@ class Published:
 
     @property
     def reference(self) -> str:
-        """The repository as any command takes it: its id on Hugging Face."""
+        """The repository as any command takes it: its id on Hugging Face, "org/repo"."""
         return self.repositories["hf"]
 
 
 @cache
 def published() -> tuple[Published, ...]:
-    """Returns the published repositories of models that kt runs but has no profile of, sorted by id."""
+    """Returns the published repositories of models that kt runs but that have no profile, sorted by id."""
     table = tomllib.loads(data_path("profiles", "published.toml").read_text(encoding="utf-8"))
     found = [
         Published(row["model_type"], {hub: row[hub] for hub in HUBS if hub in row})
@@ -91,8 +91,8 @@ def get(name: str) -> ModelProfile:
 
 
 def by_repository(hub: str, repository: str) -> ModelProfile | None:
-    """Returns the profile of the model whose weights are this repository of a hub ("hf" or "ms"); one that ships with
-    kt before one of the user's; None: there is none.
+    """Returns the profile of the model whose weights are this repository of a hub ("hf" or "ms"); profiles that ship
+    with kt come before the user's own. None: there is none.
     """
     wanted = repository.lower()
     for name in sorted(names(), key=lambda each: each not in _shipped()):
@@ -120,8 +120,8 @@ def unknown(name: str, also: tuple[str, ...] = ()) -> KtError:
 
 
 def nearest(name: str, known: tuple[str, ...]) -> list[str]:
-    """Returns at most three of the names in `known` that are similar to `name`: models with routed experts first, best
-    first, and in any case the most similar of all; [] if none is similar.
+    """Returns at most three of the names in `known` that contain `name` or resemble it, models with routed experts
+    first; the best match is always among them. [] if none is similar.
     """
     from difflib import get_close_matches
 
@@ -144,8 +144,8 @@ def _is_dense(name: str) -> bool:
 
 
 def repositories_like(hub: str, repository: str) -> list[str]:
-    """Returns the ids of at most three repositories of the catalogue on a hub that are similar to `repository`, models
-    with routed experts first; [] if none is similar.
+    """Returns the ids of at most three repositories of the catalogue on a hub ("hf", "ms") whose ids resemble
+    `repository`, models with routed experts first; [] if none does.
     """
     from difflib import get_close_matches
 

@@ -25,7 +25,7 @@ def look(reference: Reference, *, tell: Tell = silent) -> tuple[Hub, Snapshot]:
         tell: is given a sentence when a hub is waited for, or passed over.
     Raises:
         Gated: a hub has it, and wants a licence to be accepted first.
-        NotFound, HubError: none of them has it, or answers.
+        NotFound, HubError: no hub has it, or none responds.
     """
     failed: list[KtError] = []
     known = candidates(reference)
@@ -61,10 +61,11 @@ def candidates(reference: Reference) -> tuple[tuple[str, str], ...]:
 
 
 def only_from(reference: Reference, hub: str) -> Reference:
-    """Returns the reference to the same model on one hub alone, which no other hub is asked for.
+    """Returns a reference to the same model that is looked for on one hub ("hf" or "ms") only.
 
     Raises:
-        UsageError: it is no model of a hub, or of another one, or kt does not know its id there.
+        UsageError: the reference names no model on a hub, or one on another hub, or kt does not know the model's id
+            there.
     """
     if not reference.repository:
         raise UsageError(

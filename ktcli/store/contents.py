@@ -18,7 +18,7 @@ _PIECES, _PIECE_BYTES = 8, 4096
 
 
 def parts(file: Path) -> list[Path]:
-    """Returns the paths of the files on disk of the numbered set that a GGUF file belongs to (NAME-00001-of-00003.gguf
+    """Returns the paths of the existing files of the numbered set that a GGUF file belongs to (NAME-00001-of-00003.gguf
     …), or of the file alone; [] if there are none.
     """
     try:
@@ -36,7 +36,7 @@ def names(folder: Path) -> list[str]:
     """Returns the names of the files and folders in a folder, sorted; [] if there is no such folder.
 
     Raises:
-        KtError: it cannot be read.
+        KtError: the folder cannot be read.
     """
     try:
         return sorted(os.listdir(folder))
@@ -52,11 +52,11 @@ def weights(folder: Path) -> list[Path]:
 
 
 def sample(files: Iterable[Path]) -> str:
-    """Returns the SHA-256, hexadecimal, of the names, sizes and a few bytes of files, which tells a replaced file even
-    if its times are unchanged.
+    """Returns one SHA-256, hexadecimal, of the names and sizes of files and of eight pieces of 4 KiB of each, to detect
+    a replaced file even if its times are unchanged.
 
     Raises:
-        OSError: one cannot be read.
+        OSError: a file cannot be read.
     """
     found = sha256()
     for path in sorted(files):
@@ -97,8 +97,8 @@ def written_bytes(folder: Path, *, below: bool = True) -> int:
 
 
 def bytes_below(folder: str | Path) -> int:
-    """Returns the total size in bytes of every regular file below a folder, as `walk` finds them, without a path object
-    for each of thousands.
+    """Returns the total size in bytes of all regular files below a folder; links are not followed, and a folder that
+    cannot be read counts as empty.
     """
     total = 0
     try:
@@ -138,5 +138,5 @@ def put_aside(folder: Path) -> Path:
 
 
 def discard(folder: Path) -> None:
-    """Deletes a folder and all in it; whatever interrupts the deletion, nothing incomplete keeps its name."""
+    """Deletes a folder and everything in it. The folder is renamed first, so that nothing incomplete keeps its name."""
     shutil.rmtree(put_aside(folder))

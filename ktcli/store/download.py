@@ -96,12 +96,12 @@ def pull(
     Args:
         snapshot: what the hub said of the repository; None: it is asked.
         limit_bps: the most bytes per second, 0: no limit; None: the setting `pull-limit`.
-        read_of: returns the files that somebody reads, given a folder with `config.json` and the index; asked of
-            weights in several files.
+        read_of: called if the weights are in several files, with a folder that has `config.json` and the index, and
+            with the files; returns those to download.
     Raises:
         UsageError: the reference names no repository.
         Busy: another process is pulling it.
-        NotFound, HubError, NotEnoughDisk, BadCheckpoint: what stopped it.
+        NotFound, HubError, NotEnoughDisk, BadCheckpoint: the download failed.
     """
     if not reference.repository:
         raise UsageError(
@@ -162,12 +162,13 @@ def is_begun(name: str) -> bool:
 
 
 def wanted(snapshot: Snapshot, quant: str = "") -> tuple[RemoteFile, ...]:
-    """Returns those files of a model's repository that kt downloads: its weights, and what else belongs to the model.
+    """Returns the files of a model's repository that kt downloads: safetensors weights, configuration, tokenizer and
+    licence; with `quant`, the GGUF files of that quant and the licence.
 
     Args:
-        quant: the quant whose GGUF files are taken; empty: the safetensors files are.
+        quant: the name of a set of GGUF files of one precision, such as Q4_K_M.
     Raises:
-        HoldsAdapter: they are an adapter. BadCheckpoint: there is no model among them that kt could read.
+        HoldsAdapter: the repository is an adapter. BadCheckpoint: it has no model that kt can read.
         UsageError: there are several quants and none is named. NotFound: there is no such quant.
     """
     if quant:
@@ -215,14 +216,14 @@ def _is_model_weights(name: str) -> bool:
 def refetch(folder: Path, found: Manifest, names: Collection[str], watcher: Watcher) -> None:
     """Downloads the files `names` of a checkpoint again, as its manifest describes them.
 
-    What is there under their names stays until the new file is proved by its SHA-256. Interrupted, it continues.
+    An existing file stays until the SHA-256 of the new one is verified. The next call resumes an interrupted download.
 
     Args:
         folder: of the checkpoint.
         found: its manifest.
     Raises:
         UsageError: the manifest does not say where it is from, or has no such file.
-        HubError, NotFound: what stopped it; the hub may have other bytes by now.
+        HubError, NotFound: the download failed, or the hub has other files by now.
     """
     known = {record.name: record for record in found.files}
     if not found.hub or not found.repository or not known.keys() >= set(names):
@@ -266,9 +267,7 @@ def fetch_beginnings(
     folder: Path,
     watcher: Watcher,
 ) -> None:
-    """Downloads the first bytes of files of a repository, as many as `lengths` says of each, and stores them in
-    `folder` under the files' names.
-    """
+    """Downloads the first `lengths[file]` bytes of each file of a repository into `folder`, under the file's name."""
     with explained(snapshot.hub, snapshot.repository, snapshot.revision):
         places = [
             replace(

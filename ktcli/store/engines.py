@@ -257,7 +257,7 @@ def row_of(name: str) -> ExternalEngine:
     requirements.
 
     Raises:
-        NotFound: there is none.
+        NotFound: kt knows no such program.
     """
     for row in TABLE:
         if row.name == name:
@@ -286,7 +286,7 @@ def lock_path(name: str) -> Path:
 
 
 def every() -> tuple[InstalledEngine, ...]:
-    """Returns the external programs whose environments are completely installed, by name and version.
+    """Returns the completely installed external programs, damaged ones too, sorted by name and version.
 
     Raises:
         KtError: the folder cannot be read.
@@ -363,7 +363,7 @@ def require(name: str) -> InstalledEngine:
 
 
 def in_use(engine: InstalledEngine) -> AbstractContextManager[None]:
-    """Opens a context in which `remove` does not remove a program's environment; by a shared lock."""
+    """Opens a context that holds a shared lock on a program's environment, so that `remove` raises Busy meanwhile."""
     return _locked(engine, fcntl.LOCK_SH)
 
 
@@ -371,7 +371,7 @@ def remove(engine: InstalledEngine) -> int:
     """Deletes the environment of an external program; returns the number of bytes freed.
 
     Raises:
-        Busy: a program of it runs. KtError: the system refuses.
+        Busy: the program is running. KtError: the system refuses.
     """
     with contents.removing(engine.path, "check the permissions of the folder"):
         freed = sum(status.st_size for _, status in contents.walk(engine.path))

@@ -45,8 +45,9 @@ class Experience:
 
 
 def recall(conversion: str, gpu: str, free_bytes: int) -> Experience:
-    """Returns the stored measurements of a conversion on a GPU, with None for what was not measured; the memory limit
-    only if no more GPU memory is free than when it was stored.
+    """Returns the stored measurements of a conversion on a GPU: the memory limit in bytes, and the seconds of the parts
+    of a layer (see `Experience`). Each is None if it was not measured; the limit also if over 2 % more GPU memory is
+    free now (`free_bytes`) than when it was stored.
     """
     found = _read(_GPU).get(_key(conversion, gpu))
     if not isinstance(found, dict):
@@ -65,15 +66,13 @@ def recall(conversion: str, gpu: str, free_bytes: int) -> Experience:
 
 
 def one_of(gpu: str, number: int) -> str:
-    """Returns the key under which measurements of one GPU are stored, from its name and number: even GPUs of one model
-    differ, as other programs use their memory.
-    """
+    """Returns "GPU, number N", the key under which measurements of one of several GPUs are stored."""
     return f"{gpu}, number {number}"
 
 
 def note_memory(conversion: str, gpu: str, free_bytes: int, limit_bytes: int) -> None:
-    """Stores the limit of GPU memory with which a conversion ran, and how much memory was free; does nothing where the
-    library cannot be written.
+    """Stores the limit in bytes of GPU memory with which a conversion ran, and the bytes that were free; does nothing
+    where the library cannot be written.
     """
     _note(
         _GPU,
@@ -84,8 +83,8 @@ def note_memory(conversion: str, gpu: str, free_bytes: int, limit_bytes: int) ->
 
 
 def note_times(conversion: str, gpu: str, layer_s: tuple[float, float, float]) -> None:
-    """Stores the measured seconds of a layer of a conversion on a GPU, see `Experience`; does nothing where the library
-    cannot be written.
+    """Stores measured times of a conversion on a GPU, in seconds: of an expert on the CPU, of the GPU's share of a
+    layer, and of the GPU's work meanwhile. Does nothing where the library cannot be written.
     """
     _note(_GPU, _key(conversion, gpu), "layer_s", list(layer_s))
 
@@ -113,11 +112,10 @@ def note_prompt_rate(conversion: str, cpu: str, tok_s: float) -> None:
 
 
 def recall_restored(space: str) -> dict[str, int]:
-    """Returns how many tokens of prompts ever came from each store of KV pages instead of being computed, by the
-    store's name.
+    """Returns {name of a store of KV pages: number of prompt tokens that ever came from it instead of being computed}.
 
     Args:
-        space: the name of the folder with the pages of a space.
+        space: the name of the folder with the pages, see `pagefolder.folder_name`.
     """
     entry = _read(_KV).get(space)
     found = entry.get(_RESTORED) if isinstance(entry, dict) else None
@@ -126,7 +124,7 @@ def recall_restored(space: str) -> dict[str, int]:
 
 
 def add_restored(space: str, tokens: Mapping[str, int]) -> None:
-    """Adds to the stored numbers of prompt tokens that came from stores of KV pages, see `recall_restored`; does
+    """Adds `tokens`, {name of a store: number of prompt tokens}, to the numbers that `recall_restored` returns; does
     nothing where the library cannot be written.
     """
     if any(tokens.values()):
@@ -140,11 +138,11 @@ def add_restored(space: str, tokens: Mapping[str, int]) -> None:
 
 
 def recall_failures(conversion: str, gpu: str, versions: str) -> tuple[dict[str, str], str]:
-    """Returns the fast methods that failed for a conversion on a GPU with these versions, {method: reason}, and the
-    date of the last failure (ISO); ({}, ""): none is known to fail.
+    """Returns the fast methods ("kernels", "early", "graphs") known to fail for a conversion on a GPU with these
+    versions, as {method: reason}, and the date (ISO) on which that was stored; ({}, ""): none is known to fail.
 
     Args:
-        versions: everything that may change what fails, as a text.
+        versions: a text with the versions of everything that may change what fails.
     """
     entry = _read(_GPU).get(_key(conversion, gpu))
     match entry.get(_FAILED) if isinstance(entry, dict) else None:
@@ -159,7 +157,7 @@ def recall_failures(conversion: str, gpu: str, versions: str) -> tuple[dict[str,
 
 
 def note_failures(conversion: str, gpu: str, versions: str, why: Mapping[str, str]) -> None:
-    """Stores the fast methods that fail for a conversion on a GPU with these versions, {method: reason}, instead of
+    """Stores the fast methods that fail for a conversion on a GPU with these versions, {method: reason}, in place of
     those stored before; a method with an empty reason is left out.
     """
     plain = {way: _plain(reason) for way, reason in why.items() if reason}

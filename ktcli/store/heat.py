@@ -51,10 +51,9 @@ class Heat:
 
     @classmethod
     def of(cls, counts: I64Array, top_k: int) -> Heat:
-        """Returns the heat map of fresh counts [MoE layers, E], where every layer chose `top_k` experts for each token;
-        the number of tokens is derived from the counts.
-
-        Counts of a step that broke off need not be whole tokens, but no expert exceeds them.
+        """Returns the heat map of fresh counts, [MoE layers, experts], where every layer chose `top_k` experts for each
+        token. The number of tokens is derived: the most choices of a layer divided by `top_k`, rounded up, and at least
+        the highest count.
         """
         most = int(counts.sum(axis=1).max(initial=0))
         return cls(counts, max(-(-most // max(1, top_k)), int(counts.max(initial=0))))
@@ -63,8 +62,8 @@ class Heat:
         return Heat(self.counts + other.counts, self.tokens + other.tokens)
 
     def faded(self) -> Heat:
-        """Returns the heat map with its counts and tokens halved until they are those of at most FADE_TOKENS tokens;
-        ratios stay, up to rounding down.
+        """Returns the heat map with all counts and the number of tokens halved, rounding down, as often as it takes for
+        at most FADE_TOKENS tokens.
         """
         halvings = 0
         while self.tokens >> halvings > FADE_TOKENS:
@@ -72,16 +71,16 @@ class Heat:
         return Heat(self.counts >> halvings, self.tokens >> halvings)
 
     def hit_rate(self, share: float) -> float:
-        """Returns the fraction (0 to 1) of all choices of experts that fall on the `share` (0 to 1) of all experts that
-        was chosen most often; 0 if nothing was counted.
+        """Returns the fraction (0 to 1) of all choices that fell on the most frequently chosen experts, where these are
+        the fraction `share` of all experts; 0 if nothing was counted.
         """
         ordered = np.sort(self.counts, axis=None)[::-1]
         best = max(1, round(share * ordered.size))
         return float(ordered[:best].sum() / max(1, ordered.sum()))
 
     def needed(self, hits: float) -> I64Array:
-        """Returns, for each layer, the least number of its experts that together get at least the fraction `hits` (0 to
-        1) of its choices, int64 [MoE layers]; 0 where nothing was counted.
+        """Returns, int64 [MoE layers], the least number of experts of each layer that together received at least the
+        fraction `hits` (0 to 1) of the layer's choices; 0 where nothing was counted.
         """
         reached = np.cumsum(np.sort(self.counts, axis=1)[:, ::-1], axis=1)
         missing = reached < hits * reached[:, -1:]
@@ -90,13 +89,13 @@ class Heat:
 
 def path_of(model: str) -> Path:
     """Returns the path of the file with a model's heat map (how often each expert was chosen), which need not exist;
-    `model` as of `places.model_name`.
+    `model` is a name from `places.model_name`.
     """
     return _folder() / f"{model}.json"
 
 
 def lock(*, frees: bool = False) -> AbstractContextManager[None]:
-    """Returns the context manager that locks the heat maps while one is changed; `frees`: to remove one."""
+    """Returns the context manager that locks all heat maps while one is changed; `frees`: whether one is removed."""
     what = "changing the heat map of a model"
     return smallfiles.lock(_folder() / ".lock", what, wait_s=WAIT_S, frees=frees)
 
@@ -108,8 +107,8 @@ def _folder() -> Path:
 def read(
     pack: Path, shape: tuple[int, int], warn: Callable[[str], object] = lambda said: None
 ) -> Heat | None:
-    """Returns the heat map (how often each expert was chosen) of the model of a pack, which need not exist; None if
-    there is none that can be used.
+    """Returns the stored heat map (how often each expert was chosen) for the model of a pack; None if there is no
+    usable one. The pack need not exist.
 
     Args:
         shape: the numbers of MoE layers and of experts per layer of the model.

@@ -21,7 +21,7 @@ def asking(hub: str, repository: str, revision: str) -> Iterator[None]:
     """Opens a context for calls of a hub's client library, which keeps its progress bars and log lines off the terminal
     and turns its exceptions into errors of kt.
 
-    A progress bar of ours that is already shown keeps the stream it began with.
+    kt's own progress bar, if one is shown already, is not affected.
     """
     if hub == "ms":  # its clients reach it by `requests`, with the token as a cookie
         tokens.hold()

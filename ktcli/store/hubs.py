@@ -56,7 +56,9 @@ class Hub(Protocol):
         """
 
     def locate(self, snapshot: Snapshot, file: RemoteFile) -> Located:
-        """Returns the URL of a file of a snapshot, with the headers that the server wants."""
+        """Returns what a download of a file of a snapshot needs: its URL, the HTTP headers to send, its size and
+        hashes.
+        """
 
     def cached(self, snapshot: Snapshot, name: str) -> Path | None:
         """Returns the path of a repository's file in the cache that the hub's own client keeps on this machine; None:
@@ -145,8 +147,8 @@ class HuggingFace:
             return Snapshot("hf", repository, commit, tuple(files), license_, bool(info.gated))
 
     def locate(self, snapshot: Snapshot, file: RemoteFile) -> Located:
-        """Returns the URL of a file of a snapshot, with the headers that `huggingface_hub` sends, its token among
-        them.
+        """Returns what a download of a file of a snapshot needs: its URL, the HTTP headers of `huggingface_hub` with
+        its token, its size and hashes.
         """
         with asking("hf", snapshot.repository, snapshot.revision):
             from huggingface_hub import hf_hub_url
@@ -224,8 +226,8 @@ class ModelScope:
                 yield from _listed(file.path, file.size, file.sha256)
 
     def locate(self, snapshot: Snapshot, file: RemoteFile) -> Located:
-        """Returns the URL of a file of a snapshot, with the headers that ModelScope's client sends, its token's cookies
-        among them.
+        """Returns what a download of a file of a snapshot needs: its URL, the HTTP headers of ModelScope's client with
+        its token's cookies, its size and hashes.
         """
         with asking("ms", snapshot.repository, snapshot.revision):
             from modelscope.hub.api import HubApi, ModelScopeConfig

@@ -58,7 +58,7 @@ class FoundConfig:
 
 
 def search_hub(hub: str, words: str, limit: int, tell: Tell = silent) -> tuple[Hit, ...]:
-    """Returns at most `limit` repositories that a hub finds for words, the most downloaded ones first.
+    """Returns at most `limit` repositories that a hub's search finds for `words`, the most downloaded ones first.
 
     Args:
         tell: is given a sentence when the hub is waited for.
@@ -82,7 +82,7 @@ def read_configs(
     hits: Sequence[Hit], most_bytes: int, tell: Tell = silent
 ) -> Iterator[FoundConfig]:
     """Yields the contents of `config.json` of each repository, or the reason why there are none, in the order of
-    `hits`; a few of them are requested at a time.
+    `hits`; up to AT_ONCE are requested at a time.
 
     Args:
         most_bytes: a longer file is not taken.

@@ -23,12 +23,12 @@ _IDENTITY = re.compile(
 
 
 def path_of(model: str, identity: str) -> Path | None:
-    """Returns the path of the file, in the user's own library, with the result of a calibration (the importance of each
-    column of the weights), which need not exist; None: it was never stored.
+    """Returns the path, in the user's own library, of the file with the result of a calibration (the importance of each
+    column of the weights), which need not exist; None if `identity` does not name a stored result.
 
     Args:
         model: the name that all conversions of the model share.
-        identity: what the manifest of a conversion says of its calibration.
+        identity: the description of the calibration in the manifest of a conversion.
     """
     found = _IDENTITY.fullmatch(identity)
     if found is None:

@@ -77,11 +77,11 @@ def _spoken(found: list[Entry]) -> list[Entry]:
 
 
 def matching(name: str) -> tuple[Entry, ...]:
-    """Returns all library entries with this name: packs first, led by the one in the formats that the catalogue
-    recommends; for a local folder or file the entry itself, then the packs that were ever made from it.
+    """Returns all library entries with this name: packs (conversions) first, led by the one in the formats that the
+    catalogue recommends; for a local folder or file the entry itself, then the packs that were ever made from it.
 
     Raises:
-        UsageError: not a name. NotFound: a local folder that is not there or holds no model.
+        UsageError: `name` is not a name. NotFound: it is a local folder that does not exist or has no model.
     """
     reference = parse(name)
     if reference.folder is not None:
@@ -123,10 +123,10 @@ def resolve(name: str, kind: EntryKind | None = None) -> Entry:
     """Returns the complete library entry that `name` means; packs (conversions) before checkpoints.
 
     Args:
-        kind: the only kind that will do; None: either.
+        kind: the kind that the entry must have; None: either.
     Raises:
-        UsageError: not a name.
-        NotFound: nothing usable on disk; the hint is the command that changes it.
+        UsageError: `name` is not a name.
+        NotFound: nothing usable is on disk; the hint is the command that downloads, converts or resumes it.
     """
     entry = find(name, kind)
     if entry is not None:
@@ -151,11 +151,11 @@ def resolve(name: str, kind: EntryKind | None = None) -> Entry:
 
 
 def require_meaning(name: str) -> Reference:
-    """Returns the parsed form of a name that is to be stored, if a model has it: in the library, in the catalogue, or
-    as a repository.
+    """Returns the parsed form of a name, after checking that a model in the library, a model in the catalogue, a local
+    folder or a repository has it.
 
     Raises:
-        UsageError: not a name. NotFound: it means nothing, or a folder without a model.
+        UsageError: `name` is not a name. NotFound: nothing has the name, or the folder has no model.
     """
     reference = parse(name)
     if not reference.repository and not matching(name) and catalog.find(reference.name) is None:
@@ -164,7 +164,7 @@ def require_meaning(name: str) -> Reference:
 
 
 def called(found: Sequence[Entry]) -> dict[Path, tuple[str, ...]]:
-    """Returns the aliases of library entries, by the entries' paths; an entry without aliases has no key.
+    """Returns {path of an entry: its aliases} for those of the library entries that have aliases.
 
     Raises:
         KtError: the file of aliases cannot be read.

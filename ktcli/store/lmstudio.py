@@ -37,7 +37,7 @@ def find(text: str) -> Path:
     """Returns the path of the folder or GGUF file in LM Studio's store that a name "lmstudio:NAME" means.
 
     Raises:
-        UsageError: it cannot be a name, or several models have it. NotFound: none has; the hint names some.
+        UsageError: `text` is not valid, or several models match. NotFound: no model matches; the hint names some.
     """
     said = text[len(PREFIX) :].strip("/").lower()
     if not said or len(said) > _LONGEST or ".." in said.split("/"):

@@ -68,7 +68,8 @@ def read(path: Path) -> Modelfile:
     """Returns the contents of an Ollama Modelfile: the model, the preset values, and sentences on what is not used.
 
     Raises:
-        UsageError: it cannot be read, is not a Modelfile, or says what kt cannot do; the sentence names the line.
+        UsageError: the file cannot be read, is not a Modelfile, or asks for what kt cannot do; the message names the
+            line.
     """
     try:
         data = smallfiles.read_bounded(path, _MAX_BYTES)
@@ -85,7 +86,9 @@ def read(path: Path) -> Modelfile:
 
 
 def usable(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Returns those of the values that a preset can have, by name, and a sentence on each of the others."""
+    """Checks values for a preset, by the names of their settings; returns the valid ones in the same form, and a
+    sentence about each of the others.
+    """
     found, unused = dict[str, Any](), list[str]()
     for name, value in values.items():
         try:
@@ -96,8 +99,8 @@ def usable(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def usable_parameters(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Returns Ollama's parameters that a preset can have, under the names that a preset has for them, and a sentence on
-    each of the others.
+    """Checks Ollama's parameters for a preset; returns the usable ones as {name of kt's setting: value}, and a sentence
+    about each of the others.
     """
     found, unused = dict[str, Any](), list[str]()
     for name, value in given.items():
@@ -111,8 +114,8 @@ def usable_parameters(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
 
 
 def parameter_lines(preset: Preset) -> list[str]:
-    """Returns the values of a preset as Ollama lists parameters, one "NAME VALUE" a line; those that Ollama lacks are
-    left out.
+    """Returns a preset's values as Ollama writes parameters, one "NAME VALUE" in each string; values that Ollama does
+    not have are left out.
     """
     lines = []
     for name, known in _NAMES.items():

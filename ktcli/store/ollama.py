@@ -70,8 +70,9 @@ def find(text: str) -> OllamaModel:
     """Returns the model in Ollama's store that a name "ollama:NAME" or "ollama:NAME:TAG" means.
 
     Raises:
-        UsageError: it cannot be a name. NotFound: there is no such model; the hint has some that there are.
-        BadCheckpoint: its manifest, or what that names, is damaged or hostile, or of a kind that kt cannot use.
+        UsageError: `text` is not valid. NotFound: there is no such model; the hint names some.
+        BadCheckpoint: the model's manifest, or a file that it names, is damaged or hostile, or of a kind that kt cannot
+            use.
     """
     said = text[len(PREFIX) :]
     match = re.fullmatch(_NAME, said)
@@ -92,7 +93,7 @@ def find(text: str) -> OllamaModel:
 
 
 def names() -> Iterator[str]:
-    """Yields the names of the models in Ollama's store, "ollama:NAME" or "ollama:NAME:TAG", up to a limit."""
+    """Yields the names of the models in Ollama's store, "ollama:NAME" or "ollama:NAME:TAG", at most 10,000 a folder."""
     for models in _places():
         top = models / "manifests"
         for path in islice(_below(top, 4), _MOST_MODELS):

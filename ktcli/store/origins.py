@@ -23,7 +23,7 @@ def note(name: str, origin: Path, spoken: str = "") -> None:
     """Records that the library's packs called `name` are made from `origin`, a folder or file outside the library.
 
     Args:
-        spoken: the name by which people know it; empty: its path.
+        spoken: the name that people use for `origin`; empty: its path.
     Raises:
         OSError: the library cannot be written.
     """

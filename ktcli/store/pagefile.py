@@ -107,8 +107,8 @@ class Image:
         self._at = _aligned(_HEADER.size + _ENTRY.size * len(sizes))
 
     def place(self, label: PageLabel, size_bytes: int) -> U8Array:
-        """Returns the memory, uint8 [size_bytes], for the data of the next record, which becomes part of the file only
-        by `add`.
+        """Returns the memory, uint8 [size_bytes], for the data of the next record, which `add` then makes part of the
+        file.
         """
         start = self._at + 5 * len(label.ids)
         return self.bytes[start : start + size_bytes]
@@ -154,8 +154,8 @@ def alone_bytes(n_ids: int, size_bytes: int) -> int:
 
 
 def label_head(label: PageLabel) -> bytes:
-    """Returns the bytes that stand before the data of a record: its token ids, little-endian int32, then the depth of
-    deferral of each, uint8.
+    """Returns the bytes that stand before the data of a record: its token ids, little-endian int32, then for each,
+    uint8, its depth of deferral (how many experts were computed a layer late).
     """
     ids = np.ascontiguousarray(label.ids, dtype="<i4").tobytes()
     return ids + np.ascontiguousarray(label.depths, dtype=np.uint8).tobytes()
@@ -163,8 +163,8 @@ def label_head(label: PageLabel) -> bytes:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """Opens a file or folder for reading; the `with` gives its descriptor and closes it. What a link leads to is not
-    opened; a pipe does not block.
+    """Opens a file or folder for reading; yields its descriptor, and closes it at the end. Symbolic links are not
+    followed, and opening a pipe does not block.
 
     Raises:
         OSError: it cannot be opened.
@@ -181,9 +181,9 @@ def read_table(path: Path, space: Space | None = None) -> tuple[Space, tuple[Pag
     of its records in the file's table.
 
     Args:
-        space: the only one that will do; None: any.
+        space: the space that the file must have; None: any.
     Raises:
-        Damaged: it is no such file, or not whole, or of another space.
+        Damaged: it is no such file, incomplete, or of another space.
         OSError: it cannot be read.
     """
     with opened(path) as descriptor:
@@ -200,9 +200,9 @@ def parse_table(
     Args:
         read: read(n, at) returns n bytes of the file from the offset `at` on, fewer at the end.
         size: the bytes of the whole file.
-        space: the only one that will do; None: any.
+        space: the space that the file must have; None: any.
     Raises:
-        Damaged: they are no such file, or not whole, or of another space.
+        Damaged: the bytes are no such file, incomplete, or of another space.
     """
     head = read(_HEADER.size, 0)
     if len(head) < _HEADER.size:
@@ -236,8 +236,8 @@ def read_record(descriptor: int, entry: PageEntry, label: PageLabel, data: U8Arr
     `label`.
 
     Raises:
-        Damaged: they are not; `data` holds nothing of use.
-        OSError: they cannot be read.
+        Damaged: the record is damaged or of another label; the contents of `data` are then undefined.
+        OSError: the record cannot be read.
     """
     require_label(entry, label, data.size)
     head = np.empty(entry.head_bytes, dtype=np.uint8)
@@ -250,7 +250,7 @@ def require_label(entry: PageEntry, label: PageLabel, size_bytes: int) -> None:
     """Checks that a record's table entry has the prefix of `label` and `size_bytes` of data.
 
     Raises:
-        Damaged: it has others.
+        Damaged: the entry has another prefix or size.
     """
     wanted = (label.kind, label.key, label.previous, label.end, len(label.ids))
     if wanted != (entry.kind, entry.key, entry.previous, entry.end, entry.n_ids):
@@ -265,7 +265,7 @@ def require_bytes(entry: PageEntry, label: PageLabel, head: U8Array, data: U8Arr
     Args:
         head: the record's ids and depths, [head_bytes].
     Raises:
-        Damaged: they do not.
+        Damaged: they do not match.
     """
     if crc32(data.data, crc32(head.data, _label_crc(entry))) != entry.crc:
         raise Damaged("has a checksum mismatch")
@@ -274,11 +274,11 @@ def require_bytes(entry: PageEntry, label: PageLabel, head: U8Array, data: U8Arr
 
 
 def read_ids(path: Path, entry: PageEntry) -> tuple[I32Array, U8Array]:
-    """Returns the token ids of a record of a page file, int32 [n_ids], and the depth of deferral (of MoE layers) with
-    which each was computed, uint8 [n_ids]. Nothing is checked: their key says whether they are right.
+    """Returns, without checking them, the token ids of a record of a page file, int32 [n_ids], and for each the depth
+    of deferral with which it was computed, uint8 [n_ids].
 
     Raises:
-        Damaged: they are not all there. OSError: they cannot be read.
+        Damaged: the file is too short. OSError: it cannot be read.
     """
     with opened(path) as descriptor:
         head = os.pread(descriptor, entry.head_bytes, entry.offset)
@@ -289,11 +289,10 @@ def read_ids(path: Path, entry: PageEntry) -> tuple[I32Array, U8Array]:
 
 
 def check_record(descriptor: int, entry: PageEntry) -> None:
-    """Checks that the bytes of a record of an open page file, of any prefix and size, match its checksum; uses little
-    memory.
+    """Checks that the bytes of a record of an open page file match its checksum.
 
     Raises:
-        Damaged: they do not. OSError: the record cannot be read.
+        Damaged: they do not match. OSError: the record cannot be read.
     """
     crc, at, end = _label_crc(entry), entry.offset, entry.offset + entry.whole_bytes
     while at < end:

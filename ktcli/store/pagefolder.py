@@ -140,7 +140,7 @@ class PageFolder:
         """Checks that the pages in the folder are of the version that this kt reads and writes.
 
         Raises:
-            OtherVersion: they are not.
+            OtherVersion: they are of another version.
         """
         try:
             mark = smallfiles.read_bounded(self.path / MARK, MAX_MARK_BYTES)
@@ -162,9 +162,7 @@ class PageFolder:
         return None if any(self._folders()) else VERSION
 
     def folder_of(self, space: Space) -> Path:
-        """Returns the path of the subfolder for the KV pages of a space (a model in one layout), which need not
-        exist.
-        """
+        """Returns the path of the subfolder for the KV pages of a space (a model in one layout); it need not exist."""
         return self.path / folder_name(space)
 
     def make(self) -> None:
@@ -215,7 +213,9 @@ class PageFolder:
     def lock(
         self, wait_s: float = _LOCK_WAIT_S, *, frees: bool = False
     ) -> AbstractContextManager[None]:
-        """Returns the context manager that locks the folder while it is changed; `frees`: to remove something."""
+        """Returns the context manager that locks the folder while it is changed; `frees`: whether something is to be
+        removed.
+        """
         what = "removing KV pages" if frees else "writing KV pages"
         path = self.path / _LOCK
         return smallfiles.lock(path, what, wait_s=wait_s, mode=self._file_mode, frees=frees)
@@ -230,8 +230,8 @@ class PageFolder:
         return tuple(sorted(found, key=lambda each: (-each.used_ns, each.name)))
 
     def spaces(self) -> list[StoredPages]:
-        """Returns what the folder stores KV pages of, model by model, without listing files: only the subfolders' names
-        and notes.
+        """Returns the KV pages of every model that are stored in the folder, with `files` left empty: only the
+        subfolders' names and notes are read.
         """
         return [StoredPages(folder.name, _about(folder), ()) for folder in self._folders()]
 
@@ -243,7 +243,7 @@ class PageFolder:
         """Yields the files of KV pages (path, size, time of last use) in one of its subfolders; links are left out.
 
         Args:
-            owner: what their names begin with.
+            owner: the beginning of the names of the files to yield.
         """
         for item in page_items(folder):
             if item.name.startswith(owner):
@@ -272,8 +272,8 @@ class PageFolder:
         return path
 
     def use(self, paths: list[Path]) -> None:
-        """Sets the time of last use of these files of KV pages to now: ascending in the order of the list, and after
-        those of all other files.
+        """Sets the time of last use of these files of KV pages to now, later for each file of the list than for the one
+        before, and later than those of all other files.
         """
         now = max(time.time_ns(), self._newest + 1)
         for n, path in enumerate(paths):
@@ -284,14 +284,14 @@ class PageFolder:
 
     def lacks_room(self, most_bytes: int, more_bytes: int) -> bool:
         """Returns whether `keep_within` would remove page files: with `more_bytes` they would exceed `most_bytes`, or
-        there are too many small ones.
+        MAX_SMALL or more are smaller than SMALL_BYTES.
         """
         size, small = self.usage()
         return size + more_bytes > most_bytes or small >= MAX_SMALL
 
     def keep_within(self, most_bytes: int, more_bytes: int) -> None:
-        """Removes least recently used page files if they and `more_bytes` exceed `most_bytes`, or small ones if these
-        are too many; some more than necessary, so that this is not done for every file. The caller holds the lock.
+        """Removes the least recently used page files if they and `more_bytes` exceed `most_bytes`, else the least
+        recently used small ones if there are MAX_SMALL or more; 5 % more than necessary. The caller holds the lock.
         """
         if not self._tidied:
             self._tidied = True
@@ -344,8 +344,8 @@ class PageFolder:
                     path.unlink()
 
     def quota(self, given: int | None) -> int:
-        """Returns the most bytes that the folder may hold: `given`; if it is None, the share SHARE of the free disk, as
-        if the folder held no files yet.
+        """Returns the most bytes that the folder may hold: `given`; if it is None, the share SHARE (0.1) of the disk
+        space that would be free without this process's files.
         """
         if given is not None:
             return given
@@ -357,8 +357,8 @@ class PageFolder:
     def verify(
         self, stored: StoredPages, advance: Callable[[int], None]
     ) -> Iterator[tuple[PageFile, str, bool]]:
-        """Checks every file of one model's pages; yields each file, "" or a phrase that tells its problem, and whether
-        it could be read: an unreadable one may be intact for others.
+        """Checks every file of one model's pages; yields (file, problem, was_read): `problem` is a phrase, "" for an
+        intact file, and `was_read` is False if this user cannot read the file.
         """
         codec = stored.name.partition("-")[2]
         for file in stored.files:
@@ -420,9 +420,7 @@ def folder_name(space: Space) -> str:
 
 
 def page_items(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Yields the directory entries of the files of KV pages in a folder, with no system call for each but the listing;
-    none if there is no such folder.
-    """
+    """Yields the directory entries of the files of KV pages in a folder; none if there is no such folder."""
     if folder.is_symlink():
         return
     try:

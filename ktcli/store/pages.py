@@ -44,10 +44,10 @@ class RecordObserver(Protocol):
     """
 
     def stored(self, path: Path, entries: Sequence[PageEntry]) -> None:
-        """Called when a page file with these records can be found in the store."""
+        """Called when a page file with these records (KV pages and states) can be found in the store."""
 
     def removed(self, entries: Sequence[PageEntry]) -> None:
-        """Called when these records are in no page file of the store any more."""
+        """Called when these records (KV pages and states) are in no page file of the store any more."""
 
 
 @dataclass(slots=True)
@@ -144,8 +144,8 @@ class PageStore:
         in_parallel(self._open, fresh, threads, "kt-read")
 
     def observe(self, observer: RecordObserver | None) -> None:
-        """Sets the listener that is told of all stored KV pages and states: now of those there, later of each change;
-        None: no listener.
+        """Sets the listener, which is told at once of all stored KV pages and states, and later of each change; None
+        removes it.
         """
         with self._guard:
             self._observer = observer
@@ -161,9 +161,9 @@ class PageStore:
         return (kind, key) in self._found
 
     def states(self) -> list[tuple[int, bytes, bytes]]:
-        """Returns the labels of the stored states (what layers such as linear attention keep of a whole prompt prefix)
-        at the last `refresh`, longest prefix first, each as (end, previous, key): the number of tokens of the prefix,
-        and the content addresses of the prefix before and of its own.
+        """Returns the stored states (what layers such as linear attention keep of a whole prompt prefix) at the last
+        `refresh`, longest prefix first, as tuples (number of tokens of the prefix, key of its full pages, its own key);
+        a key is the hash of a prefix.
         """
         with self._guard:
             entries = [self._found[PageKind.STATE, key][0][1] for key in self._states]
@@ -178,8 +178,8 @@ class PageStore:
     # --- reading --------------------------------------------------------------------------------------
 
     def read(self, labels: Sequence[PageLabel], into: Sequence[U8Array]) -> int:
-        """Reads KV pages and states from files into the arrays `into`, in parallel; returns how many of the first ones
-        are intact and in memory. The other arrays hold anything.
+        """Reads KV pages and states from files into the arrays `into`, in parallel; returns how many are intact and in
+        memory, up to the first that is not. The other arrays have undefined contents.
         """
         began = time.perf_counter()
         intact = 0
@@ -207,8 +207,8 @@ class PageStore:
             return self._run(jobs)
 
     def use(self, keys: Iterable[bytes]) -> None:
-        """Sets the time of last use of the files with these records, given by their keys in the order of a
-        conversation, to now; of these, the file with the conversation's end is the first that may be removed.
+        """Sets the time of last use of the files with these records to now. `keys` are in the order of a conversation:
+        of these files, the one with its end is the first to be removed.
         """
         self._folder.use(list(self._paths(keys))[::-1])
 
@@ -321,7 +321,7 @@ class PageStore:
             self.tell()
 
     def tell(self) -> None:
-        """Calls `warn` with the problem that was met since the last call, if there was one."""
+        """Calls `warn` with the first problem met since the last call; does nothing if there was none."""
         with self._guard:
             said, self._trouble = self._trouble, ""
         if said:
@@ -330,18 +330,18 @@ class PageStore:
     # --- writing --------------------------------------------------------------------------------------
 
     def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> bool:
-        """Queues a KV page or state to be written to the disk, unless the store has it or takes none now; returns
-        whether it is queued.
+        """Queues a KV page or state to be written to the disk, and returns True; returns False if the store has it
+        already, cannot be written or has a full queue.
 
         Args:
-            fill: copies its bytes; called by another thread, see `PageWriter`.
+            fill: copies the bytes into an array; called by another thread.
         """
         if not self._writes or self.has(label.kind, label.key):
             return False
         return self.writer.put(label, size_bytes, fill)
 
     def hurry(self) -> None:
-        """Has all queued KV pages and states written at once, without waiting for it."""
+        """Makes the writing thread store all queued KV pages and states at once; does not wait for it."""
         self.writer.hurry()
 
     def flush(self, wait_s: float = CLOSE_S) -> bool:

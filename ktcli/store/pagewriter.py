@@ -97,14 +97,14 @@ class PageWriter:
             return True
 
     def hurry(self) -> None:
-        """Has all queued records stored at once, at full speed; does not wait for it."""
+        """Makes the thread store all queued records at once, at full speed; does not wait for it."""
         with self._changed:
             self._hurried = not self._is_idle()
             self._changed.notify_all()
 
     def flush(self, wait_s: float) -> bool:
-        """Waits until all queued records are stored, at full speed, at most `wait_s` seconds; returns whether they
-        are.
+        """Has all queued records stored at full speed and waits for it, at most `wait_s` seconds; returns whether all
+        are stored.
         """
         self.hurry()
         with self._changed:

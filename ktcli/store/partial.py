@@ -82,8 +82,8 @@ class PartialFile:
         return sum(self._done)
 
     def missing(self, chunk: int) -> tuple[int, int]:
-        """Returns the byte range of a chunk that has not arrived, as offsets in the file: its first byte, and the one
-        after its last.
+        """Returns the range of bytes of a chunk that is still missing, as offsets in the file: its first byte, and the
+        one after its last.
         """
         start = chunk * self._chunk
         return start + self._done[chunk], min(start + self._chunk, self.located.size_bytes)
@@ -98,8 +98,8 @@ class PartialFile:
         return self.located.size_bytes
 
     def write(self, offset: int, data: bytes | memoryview) -> int:
-        """Writes bytes at their offset in the file, where they continue one chunk or several; returns how many bytes
-        were new.
+        """Writes `data` at `offset` in the file, skipping bytes that have arrived already and those of a chunk that
+        leave a gap in it; returns how many bytes were new.
         """
         new, view = 0, memoryview(data)
         while view:

@@ -83,10 +83,10 @@ def run_folder() -> Path:
 
 
 def private_run_folder() -> Path:
-    """Returns the path of the folder of `run_folder`, after making it writable by its owner only; it need not exist.
+    """Makes the folder of `run_folder` writable by its owner only, if it exists; returns its path.
 
     Raises:
-        KtError: it is another user's, or that cannot be changed.
+        KtError: the folder is another user's, or others can still write to it.
     """
     folder, me = run_folder(), os.geteuid()
     try:
@@ -113,7 +113,7 @@ def server_sockets() -> list[Path]:
     """Returns the paths of the sockets of this library's running servers; some may be left by servers that were killed.
 
     Raises:
-        KtError: others could have put them there.
+        KtError: other users can write to the folder of the sockets.
     """
     return sorted(private_run_folder().glob("*.sock"))
 

@@ -52,7 +52,7 @@ class Preset:
         """Returns the preset with these values, by the names of their settings, each checked; None and [] are unset.
 
         Raises:
-            ValueError: one cannot be; the message is a part of a sentence: "temperature is 'x', which is not …".
+            ValueError: one is not valid; the message is a part of a sentence: "temperature is 'x', which is not …".
         """
         found = {}
         for name, value in given.items():

@@ -73,8 +73,8 @@ class ModelProfile:
         return _builtin_config(self.builtin) if self.builtin else self.table
 
     def fault(self, error: KtError) -> KtError:
-        """Returns the error to raise in place of `error`, which says that no model can be built from the profile: with
-        file, line and key if a user wrote the profile, else `error` itself.
+        """Returns the error to raise in place of `error`, which says that no model can be built from the profile: one
+        with the file, line and key if a user wrote the profile, else `error` itself.
         """
         if self.origin is None:
             return error
@@ -140,7 +140,7 @@ def read_profile(path: Path, *, shipped: bool) -> ModelProfile:
     """Returns the model's profile in a TOML file, which is named after the model.
 
     Raises:
-        KtError: it cannot be read, or is not one; the message has file, line and key.
+        KtError: the file cannot be read, or is not a profile; the message has file, line and key.
     """
     hint = "install kt again" if shipped else "correct the file, or move it away"
     try:
@@ -260,7 +260,8 @@ def _builtin_config(folder: str) -> dict[str, Any]:
 
 
 def builtin_path(folder: str) -> Path:
-    """Returns the path of a folder, or of a file in it, of a model that ships with kt, from its path in `profiles`.
+    """Returns the path of a folder of a model that ships with kt, or of a file in it; `folder` is its path within
+    `profiles`.
 
     Raises:
         NotFound: this installation lacks it.

@@ -73,8 +73,9 @@ def quant_named(snapshot: Snapshot, name: str) -> Quant:
 
 
 def recommended(quants: tuple[Quant, ...], free_bytes: int) -> Quant:
-    """Returns the quant to download where the disk has `free_bytes`: the largest one of at most eight bits that leaves
-    as much room again for its conversion; else the smallest.
+    """Returns the quant to download where the disk has `free_bytes`: the largest that takes at most half of them, so
+    that its conversion fits, too, else the smallest. BF16, F16 and F32 are skipped if there are others; `quants` are
+    sorted by size.
     """
     narrow = [each for each in quants if each.name.upper() not in _WIDE] or list(quants)
     fitting = [each for each in narrow if 2 * each.size_bytes <= free_bytes]

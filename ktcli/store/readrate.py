@@ -40,15 +40,14 @@ class ReadRate:
 
     @property
     def bps(self) -> float | None:
-        """The average speed of recent reads, in bytes per second, their fixed times included; None: nothing was read
-        yet.
-        """
+        """The average speed of recent reads, in bytes per second, latency included; None: nothing was read yet."""
         return self._x / self._y if self._y else None
 
     @property
     def is_known(self) -> bool:
-        """Whether `seconds` predicts from recent measurements, of enough bytes or of reads of different sizes; a store
-        that is assumed to be fast needs none at first.
+        """Whether the prediction of `seconds` is reliable: the last read is less than a minute old and, for a store
+        with an assumed speed, the reads were at least 8 MiB in total or differ enough in size. A store without one is
+        known before its first read, too.
         """
         is_fast = self._assumed_bps is None
         if not self._n:

@@ -107,8 +107,8 @@ def parse(text: str) -> Reference:
     and the formats of a conversion.
 
     Raises:
-        UsageError: it cannot be the name of anything. NotFound, BadCheckpoint: it names a model of another program's
-            store, which is not there or cannot be read.
+        UsageError: `text` is not a valid name. NotFound, BadCheckpoint: it names a model of another program's store
+            that does not exist or cannot be read.
     """
     if not text or "\0" in text or len(text) > 4096:
         raise UsageError("the model name is empty or invalid", hint="kt list --all shows the names")

@@ -61,14 +61,14 @@ class RemoteStore:
         open_store: Callable[[Callable[[str], object]], PageStore],
         warn: Callable[[str], object],
     ) -> RemoteStore:
-        """Returns the store of KV pages in a folder, which is opened within a time limit.
+        """Returns the store of KV pages in a folder, which must open within OPEN_S seconds.
 
         Args:
             open_store: opens and returns the page store that does the work, which calls the function that it is given
                 with each warning.
             warn: called with a sentence about what went wrong; by the thread that calls this store.
         Raises:
-            KtError: it cannot be opened, or not in time.
+            KtError: the store cannot be opened, or not in time.
         """
         heard: list[str] = []
         opening = BackgroundCall(lambda: open_store(heard.append), "kt-open")
@@ -93,7 +93,7 @@ class RemoteStore:
 
     @property
     def rests(self) -> bool:
-        """Whether the store is not used for a while, because it did not respond in time or failed."""
+        """Whether the store is not used for REST_S seconds or more, because it did not respond in time or failed."""
         return self._rests_until is not None
 
     @property
@@ -108,15 +108,15 @@ class RemoteStore:
         return not self.rests and self._store.has(kind, key)
 
     def states(self) -> list[tuple[int, bytes, bytes]]:
-        """Returns the labels of the stored states (what layers such as linear attention keep of a whole prompt prefix)
-        at the last `refresh`, longest prefix first, each as (end, previous, key): the number of tokens of the prefix,
-        and the content addresses of the prefix before and of its own; [] while the store rests.
+        """Returns the stored states (what layers such as linear attention keep of a whole prompt prefix) at the last
+        `refresh`, longest prefix first, as tuples (number of tokens of the prefix, key of its full pages, its own key);
+        a key is the hash of a prefix. [] while the store rests.
         """
         return [] if self.rests else self._store.states()
 
     def refresh(self) -> None:
-        """Looks for page files that others wrote or removed, for a short time; a longer listing continues in the
-        background.
+        """Looks for page files that others wrote or removed, waiting at most LOOK_S seconds; a longer listing continues
+        in the background.
         """
         if self._rests_until is not None:
             self._try_again(self._rests_until)
@@ -131,8 +131,8 @@ class RemoteStore:
         """Does nothing: `refresh` lists all stored KV pages and states, so that `has` needs no query."""
 
     def read(self, labels: Sequence[PageLabel], into: Sequence[U8Array]) -> int:
-        """Reads KV pages and states into the arrays `into`; returns how many of the first ones are intact and in
-        memory, 0 if they do not arrive in time.
+        """Reads KV pages and states into the arrays `into`; returns how many are intact and in memory, up to the first
+        that is not; 0 if the read takes over READ_S seconds plus READ_S_PER_TOKEN for each token.
         """
         if self.rests or _runs(self._reading):
             return 0
@@ -149,8 +149,8 @@ class RemoteStore:
         return came
 
     def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> bool:
-        """Queues a KV page or state to be written, unless the store has it or takes none now; returns whether it is
-        queued.
+        """Queues a KV page or state to be written, and returns True; returns False if the store has it already, rests,
+        cannot be written or has a full queue.
         """
         if not self.rests and self._store.writer.committing_s > _WRITE_S:
             self._rest("a file could not be written in time")
@@ -165,13 +165,13 @@ class RemoteStore:
             self._using = BackgroundCall(lambda: self._store.use(used), "kt-use")
 
     def hurry(self) -> None:
-        """Has all queued KV pages and states written at once, without waiting for it."""
+        """Makes the writing thread store all queued KV pages and states at once; does not wait for it."""
         if not self.rests:
             self._store.hurry()
 
     def flush(self, wait_s: float) -> bool:
         """Waits until all queued KV pages and states are written, at most `wait_s` seconds; returns whether they are.
-        Any thread may ask.
+        Any thread may call it.
         """
         until = time.monotonic() + wait_s
         while not self.rests:
@@ -185,8 +185,8 @@ class RemoteStore:
         return False
 
     def close(self) -> None:
-        """Writes queued records for a short time, as long as the store accepts them, drops the rest, and closes the
-        store.
+        """Writes queued records for at most CLOSE_S seconds, as long as the store accepts them, drops the rest, and
+        closes the store.
         """
         self.flush(CLOSE_S)
         self._store.close(0.0)

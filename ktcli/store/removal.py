@@ -34,7 +34,7 @@ def remove(entry: Entry) -> int:
     model stays, see `forget`.
 
     Raises:
-        UsageError: it does not lie in the library.
+        UsageError: the entry is not in the user's own library.
         KtError: the system refuses.
     """
     folder = places.folder_of(entry.kind)
@@ -75,8 +75,8 @@ def forget(model: str) -> bool:
 
 
 def pages_of(gone: Collection[Entry], models: Collection[str]) -> tuple[StoredPages, ...]:
-    """Returns the stored KV pages to remove together with the removed conversions `gone`, and all of `models`. Those
-    that an equal conversion under another name can use stay, as do those of unknown origin.
+    """Returns the stored KV pages to remove together with the conversions `gone`, and those of `models` whose
+    conversion is not in the library. Pages that an identical conversion under another name can use stay.
 
     Args:
         models: names that all conversions of a model share.

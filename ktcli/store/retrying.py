@@ -35,9 +35,9 @@ def with_retries(
 
     Args:
         tell: is given a sentence before each wait.
-        wait: waits for some seconds and returns whether to give up; None: it sleeps, which Ctrl-C ends.
+        wait: called with the seconds to wait; returns whether to give up. None: `time.sleep`.
     Raises:
-        NetworkError: the last one, or one that nothing is waited for.
+        NetworkError: the last attempt failed, or the error is not one that waiting helps against.
     """
     for attempt in range(RETRIES):
         try:

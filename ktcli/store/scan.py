@@ -28,7 +28,7 @@ def entries_of(kind: EntryKind) -> Iterator[Entry]:
     further library that can be read.
 
     Raises:
-        KtError: one's own folder cannot be read.
+        KtError: the user's own library cannot be read.
     """
     yield from _entries_in(folder_of(kind), kind, None)
     for library in config.libraries():
@@ -127,7 +127,7 @@ def local_entry(folder: Path) -> Entry:
     """Returns the entry of the model in a folder or GGUF file that a user named, in the library or not.
 
     Raises:
-        NotFound: there is no model, or there are several. BadCheckpoint: its manifest is damaged.
+        NotFound: the folder has no model, or several. BadCheckpoint: the model's manifest is damaged.
     """
     try:
         mode = folder.stat().st_mode

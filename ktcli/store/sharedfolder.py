@@ -112,7 +112,7 @@ class SharedFolder(PageFolder):
         """Returns the shared store of KV pages in a folder that is one already, of any version.
 
         Raises:
-            KtError: there is none.
+            KtError: the folder is no such store.
         """
         made = cls(path)
         try:
@@ -162,7 +162,7 @@ class SharedFolder(PageFolder):
         raise KtError("it is not there any more")
 
     def make(self) -> None:
-        """Does nothing: a missing folder means a missing disk, and another one must not be filled."""
+        """Does nothing: if the folder is missing, its disk is not mounted, and no other disk is to be filled."""
 
     def prepare(self, space: Space, about: dict[str, Any]) -> Path:
         """Creates the subfolder for the pages of a space, with a note of the facts `about` it, for all who may write to
@@ -200,8 +200,8 @@ class SharedFolder(PageFolder):
         return nullcontext()
 
     def paths(self, folder: Path) -> set[Path]:
-        """Returns the paths of the page files in one of the store's subfolders, from one listing. Those of the listing
-        before are the same objects, which are compared much faster.
+        """Returns the paths of the page files in one of the store's subfolders; those that the last listing had, too,
+        are the same objects.
         """
         known = self._listed.get(folder, {})
         found = {item.name: known.get(item.name) or Path(item.path) for item in page_items(folder)}
@@ -256,7 +256,7 @@ class SharedFolder(PageFolder):
 
     def usage(self) -> tuple[int, int]:
         """Returns the total bytes of this writer's files of KV pages, and the number of those smaller than SMALL_BYTES:
-        counted seldom, as others change the folder all the time.
+        from the last count and what this process has written since.
         """
         if self._taken is None:
             self._uncounted_bytes = 0
@@ -273,7 +273,7 @@ class SharedFolder(PageFolder):
 
     def remove(self, name: str | None = None) -> int:
         """Removes the stored pages in the subfolder `name`, or all (None), of whatever version and writer; returns the
-        number of bytes freed. The folder is still a store.
+        number of bytes freed. The folder remains a store.
 
         Raises:
             KtError: the system refuses.

@@ -28,7 +28,7 @@ class Taken:
 
 
 def by_model() -> tuple[Taken, ...]:
-    """Returns how many bytes each model takes in the user's own library, the largest first."""
+    """Returns the bytes that each model takes in the user's own library (see `Taken`), the largest model first."""
     sizes: defaultdict[str, Counter[str]] = defaultdict(Counter)
     spoken = {}
     for entry in library.entries():

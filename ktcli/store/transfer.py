@@ -72,8 +72,8 @@ class Throttle:
         return _BLOCK if not self._rate else max(1 << 10, min(_BLOCK, self._rate // 10))
 
     def wait(self, n_bytes: int, stop: threading.Event) -> float:
-        """Waits until `n_bytes` more are within the rate limit, or until `stop` is set; returns the seconds that the
-        limit asked for.
+        """Waits until `n_bytes` more are within the rate limit, or until `stop` is set; returns the seconds to wait
+        that the limit demanded.
         """
         if not self._rate:
             return 0.0
@@ -123,7 +123,7 @@ class Transfer:
             advance: called with the bytes that arrived since its last call.
         Raises:
             HubError: files arrived damaged; they were removed, the others are kept.
-            OSError: the network, the server or the disk gave up (`requests.RequestException` is one).
+            OSError: the network, the server or the disk failed (`requests.RequestException` is one).
         """
         # Daemons: Ctrl-C ends the program without waiting for a server that is silent.
         bodies = [self._verify, *[self._work] * min(CONNECTIONS, max(1, len(self._queue)))]

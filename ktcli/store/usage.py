@@ -19,14 +19,14 @@ _MOST_BYTES = 200  # of a line
 
 
 def note(conversion: str, identity: str, sample: str) -> bool:
-    """Records that a conversion (`places.conversion_name`) is used now, and at its first use under this manifest what
-    its weights look like.
+    """Records that a conversion (`places.conversion_name`) is used now; the first use under a manifest (`identity`)
+    also records `sample`.
 
     Args:
-        identity: of its manifest, see `library.identity`.
-        sample: of its weights, see `contents.sample`.
+        identity: the hash of its manifest, see `library.identity`.
+        sample: the hash of parts of its weights, see `contents.sample`.
     Returns:
-        Whether its weights look as when they were first used under this manifest.
+        Whether `sample` equals what the first use under this manifest recorded.
     """
     path, line = _path(conversion), f"{identity} {sample}"
     known = ""

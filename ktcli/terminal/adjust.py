@@ -59,10 +59,10 @@ _WORDS = {
 
 
 def changed(settings: Settings, name: str, value: str) -> Settings:
-    """Returns a copy of `settings` in which the one called `name` has the value that a text gives.
+    """Returns a copy of `settings` in which the setting called `name` has the value parsed from the text `value`.
 
     Raises:
-        UsageError: there is no such setting, or it cannot be that; the hint says what it can be.
+        UsageError: there is no such setting, or it cannot have this value; the hint has the possible ones.
     """
     if name not in SETTABLE:
         raise UsageError(f"there is no setting {name!r}", hint=f"settings: {', '.join(SETTABLE)}")
@@ -91,10 +91,10 @@ def changed(settings: Settings, name: str, value: str) -> Settings:
 
 def show_otherwise(screen: Screen, name: str, value: str) -> None:
     """Changes how a screen displays answers: sets its Markdown, status line or view of thoughts (`name`) to the value
-    that a text gives.
+    parsed from the text `value`.
 
     Raises:
-        UsageError: it cannot be that; the hint says what it can be.
+        UsageError: it cannot have this value; the hint has the possible ones.
     """
     try:
         if name == "markdown":
@@ -108,15 +108,17 @@ def show_otherwise(screen: Screen, name: str, value: str) -> None:
 
 
 def silent_seed(sampling: SamplingSettings) -> str:
-    """Returns a note that the seed has no effect because sampling is greedy; empty: there is no seed, or it has one."""
+    """Returns a note that the seed has no effect because sampling is greedy; empty if there is no seed, or sampling is
+    not greedy.
+    """
     if sampling.seed is None or not sampling.is_greedy:
         return ""
     return "the seed has no effect while the most likely token is always chosen; /set temperature 0.7 changes that"
 
 
 def shown(settings: Settings, screen: Screen) -> str:
-    """Returns the text of all settings of a chat, one a line with its value, also of how the screen
-    displays answers.
+    """Returns all settings of a chat as text, one a line with its value; those of how the screen displays answers are
+    included.
     """
     sampling = settings.sampling
     rows = [

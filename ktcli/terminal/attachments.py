@@ -64,10 +64,10 @@ def read(name: str) -> Attachment:
 def named_in(question: str) -> tuple[str, list[Attachment]]:
     """Returns the text of a question without the @ before names of files, and the attachments read from those files.
 
-    A word that is no file here stays as it is.
+    An @ before a word that names no existing file stays.
 
     Raises:
-        UsageError: a file that is here cannot be read as text.
+        UsageError: an existing file cannot be read as text.
     """
     found: dict[str, Attachment] = {}
 

@@ -52,8 +52,8 @@ class LineStart:
 
 
 def classify(source: str, *, last: bool) -> LineStart | None:
-    """Returns the kind of a line of Markdown (text, heading, fence, table row, rule) of which `source` has arrived, its
-    text so far, and what is drawn before the text; None: the kind depends on the rest of the line.
+    """Returns the kind of a line of Markdown that begins with `source` (text, heading, fence, table row, rule), its
+    text so far, and the texts to draw before it; None if the kind depends on the rest of the line.
 
     Args:
         last: whether `source` is the whole line.

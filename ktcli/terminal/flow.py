@@ -62,7 +62,7 @@ class Flow:
         self._indents = (first, style), (rest, style)
 
     def put(self, text: str, style: str = "") -> None:
-        """Writes text without newlines to the terminal, broken between words; the style is a list of SGR numbers."""
+        """Writes text without newlines to the terminal, broken between words; `style` holds SGR numbers ("1;36")."""
         for character in text:
             if character in " \t":
                 self._end_word()
@@ -82,7 +82,7 @@ class Flow:
         self._indents = ("", ""), ("", "")
 
     def finish(self) -> None:
-        """Writes the text that was held back in case more of its last word comes."""
+        """Writes the last word, which was held back because more of it might come."""
         self._end_word()
         self._flush()
 

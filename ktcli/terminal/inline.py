@@ -40,14 +40,14 @@ class Inline:
         self._before = " "  # the character before what is held back
 
     def feed(self, text: str) -> Iterator[Span]:
-        """Adds a piece of a line of Markdown; yields the spans of text whose style is certain now."""
+        """Adds a piece of a line of Markdown; yields the spans (text and style) whose style is certain now."""
         # What is held back stays short, however long a text is.
         for at in range(0, len(text), _HELD):
             self._held += text[at : at + _HELD]
             yield from self._take(last=False)
 
     def finish(self) -> Iterator[Span]:
-        """Yields the spans of the text of a line that was held back: the line has ended."""
+        """Ends the line; yields the spans (text and style) of its text that was held back."""
         yield from self._take(last=True)
 
     def _take(self, *, last: bool) -> Iterator[Span]:

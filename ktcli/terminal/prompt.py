@@ -80,7 +80,7 @@ class Prompt:
         """Asks for a text on the terminal and returns it; empty after Ctrl-C, None when the user leaves (Ctrl-D).
 
         Args:
-            draft: what stands there already.
+            draft: the text that the line begins with.
         """
         try:
             return cleaned(self._session.prompt([("class:mark", self._mark)], default=draft))

@@ -28,7 +28,7 @@ class Asks(Protocol):
         """Returns the next text that the user enters; None when the user leaves.
 
         Args:
-            draft: what stands there already.
+            draft: the text that the line begins with.
         """
 
 
@@ -46,7 +46,7 @@ def talk(
 
     Args:
         begin: called first, to continue a saved conversation; None: it is a new one.
-        models: the models that it can go on with; None: the one it has.
+        models: the models that the chat can switch to; None: it cannot switch.
     """
     repl = ReplState(chat, user, screen, remarks, models=models)
     with contextlib.closing(repl.recorder), repl.recorder.on_signals():

@@ -18,8 +18,8 @@ class Models(Protocol):
     """The interface of the models that a chat can switch to."""
 
     def names(self) -> Sequence[tuple[str, str]]:
-        """Returns pairs of the name of a model that the chat can switch to and a short remark; the remark of the
-        current one is not empty.
+        """Returns pairs of the name of a model that the chat can switch to and a short remark, such as "answers now"
+        for the current model.
         """
 
     def known(self) -> Sequence[str]:
@@ -29,18 +29,18 @@ class Models(Protocol):
         """Switches the chat to the model called `name`.
 
         Raises:
-            KtError: that cannot be; the chat goes on with the one it has.
+            KtError: the model cannot be loaded; the chat continues with the present one.
         """
 
     def outlives(self, error: DeviceError) -> bool:
         """Returns whether the chat can continue after its GPU failed with this error; prints how, if it can."""
 
     def recover(self) -> None:
-        """Loads the model again after its GPU failed. Nobody holds the error any more, whose traceback would keep the
-        memory of the engine that failed.
+        """Loads the model again after its GPU failed. The caller must not hold the error any more: its traceback would
+        keep the memory of the failed engine.
 
         Raises:
-            KtError: that cannot be.
+            KtError: the model cannot be loaded.
         """
 
 

@@ -29,7 +29,7 @@ REPORTED_PROMPT = 256  # tokens; a shorter prompt is read too fast to report
 
 
 def visible(text: str) -> str:
-    """Returns `text` with every control character but newline and tab made visible."""
+    """Returns `text` with every control character but newline and tab replaced by a visible symbol."""
     return re.sub(_CONTROL, _picture, text.replace("\r\n", "\n"))
 
 
@@ -107,9 +107,9 @@ class Screen:
         """Begins the display of a new answer.
 
         Args:
-            tokens: returns how many tokens it has so far.
-            live: returns the line that stands below it while it is made, for a number of columns; None: there is none.
-            cut: returns whether its thought was ended because it had spent its budget.
+            tokens: returns the number of tokens that the answer has so far.
+            live: returns the line below the unfinished answer, for a terminal of so many columns; None: there is none.
+            cut: returns whether its thinking was cut off at the token budget for it.
         """
         self.on_begin()
         self._tokens, self._cut = tokens, cut
@@ -119,7 +119,7 @@ class Screen:
         self._thought = self._skips = False
 
     def piece(self, piece: AnswerPiece) -> None:
-        """Writes the next piece of an answer; a thought is shown, folded into one line or hidden as the view says."""
+        """Writes the next piece of an answer; thoughts are shown, folded into one line or hidden, as `view` says."""
         text, shows = piece.text, self._shows_thoughts
         self._clear_live()
         if piece.thought != self._thought:
@@ -150,7 +150,7 @@ class Screen:
         """Ends the answer, wherever it stopped: the next output begins on a new line.
 
         Args:
-            gap: whether to leave an empty line too, for a person to come back to.
+            gap: whether to leave an empty line too.
             below: a line about the answer; empty: none.
         """
         self._clear_live()
@@ -299,7 +299,7 @@ class ThoughtsLine:
         self._empty = True
 
     def feed(self, text: str) -> None:
-        """Adds a piece of the thoughts, and redraws the line that stands for them if that is due."""
+        """Adds a piece of the thoughts, and redraws the line that stands for them, at most ten times a second."""
         self._empty = self._empty and not text.strip()
         now = self._clock()
         if not self._empty and now - self._drawn_s >= _EVERY_S:
@@ -310,7 +310,7 @@ class ThoughtsLine:
         """Returns the final line about the thoughts of an answer: "▸ thought for …"; empty: there was no thought.
 
         Args:
-            cut: whether the thought was ended because it had spent its budget.
+            cut: whether the thinking was cut off at the token budget for it.
         """
         end = ", then cut" if cut else ""
         return "" if self._empty else f"▸ thought for {self._words}{end}"

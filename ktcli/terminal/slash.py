@@ -206,7 +206,7 @@ def run(repl: ReplState, line: str) -> None:
     """Runs a slash command of the chat; `line` has its name and arguments: "/save NAME".
 
     Raises:
-        UsageError: there is no such command. KtError: it failed.
+        UsageError: there is no such command. KtError: the command failed.
     """
     name, _, rest = line[1:].partition(" ")
     slash = TABLE.get(ALIASES.get(name, name))
@@ -226,7 +226,7 @@ def words(
 
     Args:
         before: the line up to the cursor.
-        models: returns the names of the models that the chat can go on with.
+        models: returns the names of the models that the chat can switch to.
     """
     command, space, rest = before.partition(" ")
     if not space:

@@ -17,7 +17,8 @@ def status_line(stats: Stats, used: int, context: int | None, columns: int) -> s
     `columns`.
 
     Args:
-        used: the tokens in the context, of `context`; None: nobody knows how many it holds.
+        used: the tokens in the context.
+        context: the tokens that it can hold; None: not known.
     """
     parts = [_answer(stats), *_reading(stats), *_context(used, context)]
     line = parts[0]
@@ -33,8 +34,8 @@ def in_ascii(line: str) -> str:
 
 
 def nearly_full(before: int, used: int, context: int | None) -> str:
-    """Returns a warning for the answer with which the tokens in the context reach 80 % of it; empty: this is not that
-    answer, or the size of the context is not known.
+    """Returns a warning for the answer with which the tokens in the context reach 80 % of it; empty for any other
+    answer, or if the size of the context is not known.
 
     Args:
         before, used: the tokens in the context before and after the answer.
@@ -54,7 +55,7 @@ def nearly_full(before: int, used: int, context: int | None) -> str:
 
 def time_left(seconds: float, done: int, total: int) -> str:
     """Returns the time until a prompt is read, as text ("12 s left"), at the speed of its first `done` tokens, read in
-    `seconds`; empty: that is not known yet.
+    `seconds`; empty before the first token or second.
     """
     if done <= 0 or seconds < 1:
         return ""

@@ -26,8 +26,8 @@ NOTHING_AROUND = AroundText()
 
 
 def read_around(document: Mapping[str, Any]) -> AroundText:
-    """Returns the ids that the post-processor of a decoded `tokenizer.json` puts before and behind a text; none where
-    it is damaged or has too many.
+    """Returns the ids, at most 16 on each side, that the post-processor of a decoded `tokenizer.json` puts before and
+    behind a text; none if it is damaged.
     """
     step = document.get("post_processor")
     inner = step.get("processors") if isinstance(step, dict) else None

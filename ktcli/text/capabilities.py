@@ -80,7 +80,7 @@ class Capabilities:
 
     @cached_property
     def later_system(self) -> bool:
-        """Whether the chat template renders a system text in the middle of a conversation in its place."""
+        """Whether the chat template renders a system text in the middle of a conversation at that place."""
         said = [
             _says("system", _SYSTEM),
             _says("user", _ASKED),

@@ -67,7 +67,7 @@ class Marked:
         return self.marked.replace(self.mark, "") if self.mark else self.marked
 
     def parts(self, cuts: Sequence[int]) -> list[Marked]:
-        """Returns the parts of the rendered text from each position in `cuts` to the next one, the last one up to the
+        """Returns the parts of the rendered text, each from a position in `cuts` to the next one, the last one to the
         end; positions ascend and count characters without marks.
         """
         ends = self._places(cuts)
@@ -118,11 +118,14 @@ class ControlTokens:
         more: Mapping[str, Any],
         context: int = 1 << 30,
     ) -> Marked:
-        """Returns a conversation rendered as text, with a mark character in words that only look like control tokens.
+        """Returns a conversation rendered as text, with a mark character in words of its messages that only look like
+        control tokens.
 
         Args:
-            render: returns the text of messages and further variables.
-            context: tokens that the model can hold; a text that is far longer (`exceeds`) is not looked at.
+            render: renders messages with further template variables as text.
+            more: the further variables.
+            context: tokens that the model can hold; a text of more than 64 characters for each is not searched for
+                control tokens that two neighbouring texts make together.
         """
         mark = self._mark(messages, more)
         said, told = self._marked(messages, more, mark)
@@ -137,8 +140,8 @@ class ControlTokens:
         return Marked(text.replace(escaped, mark) if escaped in text else text, mark)
 
     def joined(self, rendered: Marked, text: str) -> Marked:
-        """Returns a rendered conversation followed by a text of the model, with marks in words of that text that only
-        look like control tokens.
+        """Returns a rendered conversation followed by a text that the model generated, with marks in words of that text
+        that only look like control tokens.
         """
         mark = self._mark(rendered.text, text)
         said = rendered.marked.replace(rendered.mark, mark) if rendered.mark else rendered.marked
@@ -152,7 +155,9 @@ class ControlTokens:
         return self._tokenizer.encode_marked(rendered.marked, rendered.mark, self.ids)
 
     def encode_text(self, text: str) -> list[int]:
-        """Returns the token ids of a text outside any turn: none of them is a control token's."""
+        """Returns the token ids of a text outside any turn; words that look like control tokens become ordinary
+        tokens.
+        """
         mark = self._mark(text)
         return self.encode(Marked(self._everywhere.marked(text, mark), mark))
 
@@ -161,8 +166,8 @@ class ControlTokens:
         return self._everywhere.places(text)
 
     def exceeds(self, rendered: Marked, most: int) -> bool:
-        """Returns whether a rendered conversation certainly has more than `most` tokens; it is not encoded
-        completely.
+        """Returns whether a rendered conversation certainly has more than `most` tokens, without encoding all of it;
+        False is no certainty.
         """
         mark = rendered.mark
         return self._tokenizer.exceeds(

@@ -41,8 +41,8 @@ class RenderedReading:
 
 
 def messages_of(paragraph: str) -> list[Message]:
-    """Returns the messages (role and content) of a paragraph whose turns begin with "System:", "User:" or
-    "Assistant:"; [] if it is no such dialogue, or has turns of tools.
+    """Returns the messages (role and content) of a paragraph whose turns begin with "System:", "User:" or "Assistant:";
+    [] if it is no such dialogue, or has turns of other roles, such as tools.
     """
     if not _TURN.match(paragraph):
         return []
@@ -55,8 +55,8 @@ def messages_of(paragraph: str) -> list[Message]:
 
 
 def read_rendered(folder: Path, text: str, most: int) -> RenderedReading:
-    """Returns the first `most` ids of a text, in which the chat template of the model in `folder` has rendered the
-    dialogues, with the SHA-256 of the rendered text and the number of these dialogues.
+    """Renders the dialogues in a text (see `messages_of`) with the chat template of the model in `folder`; returns the
+    first `most` token ids, the SHA-256 of the rendered text, and the number of dialogues rendered.
 
     Raises:
         BadCheckpoint: the tokenizer is missing, damaged or hostile.

@@ -51,8 +51,8 @@ class Infill:
         return None
 
     def ids(self, before: Sequence[int], behind: Sequence[int]) -> list[int]:
-        """Returns the ids of a prompt that asks for the text between two others, given as ids: these, each behind its
-        mark, and the mark before the text between.
+        """Returns the ids of a prompt that asks for the text between two others: the mark and the ids of each of the
+        two, then the mark of the text between.
         """
         first, second, third = self.marks
         return [first, *before, second, *behind, third]

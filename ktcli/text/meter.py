@@ -45,9 +45,7 @@ class Meter:
 
     @classmethod
     def for_input(cls, items: int, chars: int) -> Meter:
-        """Returns the budget for rendering a conversation of so many items and characters: a normal template reads it
-        many times.
-        """
+        """Returns the budget of steps, characters and time (3 s) for rendering a conversation of this size."""
         return cls(
             steps=STEPS + 200 * items,
             items=ITEMS + 4 * items,
@@ -69,10 +67,13 @@ class Meter:
             raise SecurityError("it produces too much text")
 
     def weigh(self, value: Any, *, to_print: bool = False) -> int:
-        """Returns the estimated number of characters of `value` when written out; pays a step for every item.
+        """Returns the estimated number of characters of `value` when written out; charges a step for every item in it,
+        again wherever an item is repeated.
 
-        A list that holds one list twice, and so on for forty levels, is small in memory and endless
-        to print or compare: so the tree is walked, not the graph.
+        Args:
+            to_print: whether an item that is not printable text, number or list raises SecurityError.
+        Raises:
+            SecurityError: the value is too large or nested too deeply.
         """
         items = chars = depth = 0
         level = [value]
@@ -111,7 +112,7 @@ class Meter:
             yield value
 
     def own(self, value: Any) -> Any:
-        """Returns a value that an operation returned, after its size was charged; an iterator becomes a list."""
+        """Returns an operation's result after charging its size to the meter; an iterator becomes a list."""
         if isinstance(value, Iterator):
             value = list(self.each(value))
         chars = self.weigh(value)
@@ -152,8 +153,8 @@ def power(meter: Meter, base: Any, exponent: Any) -> Any:
 
 
 def modulo(meter: Meter, left: Any, right: Any) -> Any:
-    """Returns left % right: the remainder of numbers, or the text `left` with its fields, which must not be wide,
-    filled in.
+    """Returns left % right: the remainder of numbers, or the text `left` with its `%` fields filled in; raises
+    SecurityError for unusual fields, such as those of more than 99 characters.
     """
     if not isinstance(left, str):
         return left % right
@@ -192,8 +193,8 @@ def concat(meter: Meter, *parts: Any) -> str:
 
 
 def call_method(meter: Meter, text: str, name: str, args: tuple[Any, ...], more: Any) -> Any:
-    """Returns what the method `name` of a string returns for these arguments, after the most that it could return was
-    charged.
+    """Returns the result of calling the method `name` of a string with these arguments; the largest size that it could
+    have is charged to the meter first.
     """
     if name == "replace" and len(args) >= 2:
         old, new = str(args[0]), str(args[1])
@@ -286,8 +287,8 @@ def listed(meter: Meter, value: Any) -> list[Any]:
 
 
 def whole(meter: Meter, value: Any, default: Any = 0, base: int = 10) -> Any:
-    """Returns the value as an integer, else `default`, as Jinja's filter `int`; raises SecurityError for a long text:
-    a division of numbers with millions of digits cannot be interrupted.
+    """Returns the value as an integer, else `default`, as Jinja's filter `int`; raises SecurityError for a text of more
+    than 256 characters.
     """
     if isinstance(value, str) and len(value) > MAX_INT_BITS:
         raise SecurityError("it reads too large a number")
@@ -295,8 +296,8 @@ def whole(meter: Meter, value: Any, default: Any = 0, base: int = 10) -> Any:
 
 
 def rounded(meter: Meter, value: Any, precision: int = 0, method: str = "common") -> Any:
-    """Returns the number rounded to `precision` digits, as Jinja's filter `round`; raises SecurityError for more than
-    20.
+    """Returns the number rounded to `precision` digits, as Jinja's filter `round`; raises SecurityError if `precision`
+    is more than 20.
     """
     if abs(precision) > 20:
         raise SecurityError("it rounds to too many digits")

@@ -61,8 +61,8 @@ class TextModel:
 
     @property
     def may_think(self) -> bool:
-        """Whether the chat template writes different prompts for `Settings.thinking` on and off, so that the model can
-        do both.
+        """Whether the chat template writes different prompts with thinking on and off, so that the model can do
+        both.
         """
         hello = [{"role": "user", "content": "hi"}]
         ways = (replace(self.settings, thinking=thinking) for thinking in (True, False))
@@ -70,8 +70,8 @@ class TextModel:
 
 
 def read_trained_texts(name: str, folder: Path) -> TextModel:
-    """Returns the text files of a model (tokenizer, chat template, settings) as fine-tuning uses them: it needs no
-    template, and as an adapter's chats it is not told what kt's tables say; raises as `read_text_model`.
+    """Returns the text files of a model (tokenizer, chat template, settings) as fine-tuning uses them: without the
+    answers in kt's own tables, and with an empty chat template if there is none. Raises as `read_text_model`.
     """
     return replace(read_text_model(name, folder, chats=False), rows=None)
 
@@ -84,12 +84,11 @@ def read_text_model(
     tokenizer: Tokenizer | None = None,
     chats: bool = True,
 ) -> TextModel:
-    """Returns the text files of a model, read: tokenizer, chat template, stop ids, settings. This is cheap, so it is
-    done before weights are converted or loaded.
+    """Returns the text files of a model, read: tokenizer, chat template, stop ids, settings.
 
     Args:
-        name: of the model; the built-in one is told what kt's tables say today.
-        allow_special: whether texts of a conversation may give control tokens.
+        name: of the model; the built-in one also gets the answers in kt's own tables.
+        allow_special: whether texts of a conversation may contain control tokens.
         tokenizer: the model's, if it was read before.
         chats: whether it must have a chat template.
     Raises:

@@ -48,8 +48,8 @@ class Reading:
 
     @classmethod
     def of(cls, ids: Sequence[int], tokenizer: Tokenizer, folder: Path) -> Reading:
-        """Returns the given ids of a text with the id that texts begin with, from the model's files in `folder`, and
-        the mean bytes of text per token.
+        """Returns the given ids of a text, together with the id with which the model in `folder` begins texts (None:
+        its files name none) and the mean bytes of text per token.
         """
         size = len(tokenizer.decode(ids, special=True).encode())
         begin = named_id(folder, tokenizer, "bos_token")
@@ -57,12 +57,12 @@ class Reading:
 
 
 def read_passage(path: Path | None) -> Passage:
-    """Returns the text of a file with its name, or the built-in text if `path` is None; of a large file only the
-    beginning.
+    """Returns the text of a file, with its name, or the built-in text if `path` is None; of a larger file only the
+    first 4 MiB.
 
     Raises:
-        NotFound: it cannot be read.
-        UsageError: it is not UTF-8.
+        NotFound: the file cannot be read.
+        UsageError: the file is not UTF-8.
     """
     where = data_path("profiles", "text", "python.txt") if path is None else path
     try:
@@ -78,10 +78,11 @@ def read_passage(path: Path | None) -> Passage:
 
 
 def read_with(folder: Path, passage: Passage, most: int, *, allow_special: bool = False) -> Reading:
-    """Returns the first `most` ids of a text by the tokenizer of the model in `folder`, with its bytes per token.
+    """Returns the first `most` token ids of a text by the tokenizer of the model in `folder`, with the mean bytes of
+    text per token.
 
     Args:
-        allow_special: whether the text may give control tokens.
+        allow_special: whether the text may contain control tokens.
 
     Raises:
         BadCheckpoint: the tokenizer is missing, damaged or hostile.

@@ -84,16 +84,18 @@ class KnownRows:
         self._named_in = lru_cache(maxsize=256)(self._look_for_name)
 
     def find(self, question: str) -> str | None:
-        """Returns the text of the table row that a question names most exactly; None if it names none."""
+        """Returns the text of the table row that a question names; if it names several, of the one whose name has the
+        most command-line options, then the most letters. None if it names none.
+        """
         found = self._named_in(question)
         return found[1].text if found else None
 
     def answer(self, messages: Sequence[dict[str, Any]], context: int) -> KnownAnswer | None:
-        """Returns the answer, a table row's text, to messages whose last is a question that names the row; None if it
+        """Returns the answer to a question, the last of `messages`, that names a table row: the row's text; None if it
         names none, or the messages are far longer than the context.
 
-        A question that asks for nothing else is answered with the row's text. Of any other it is for the model to begin
-        with that: a small model chooses between answers better than it copies strange words.
+        If the question asks for more than the row, the answer counts only if the model itself begins with its first 6
+        tokens (see `KnownAnswer.lead`).
 
         Args:
             context: as in `told`.
@@ -108,13 +110,10 @@ class KnownRows:
         return KnownAnswer(row.text, 0 if self._asks_only(question.lower(), name) else LEAD)
 
     def told(self, messages: Sequence[dict[str, Any]], context: int) -> list[dict[str, Any]]:
-        """Returns the messages with a system message, the text of a table row, before each question that names that
-        row.
-
-        It follows from each question alone, so that a conversation that grows keeps its beginning.
+        """Returns the messages with a system message before each question that names a table row: the row's text.
 
         Args:
-            context: tokens that the model can hold; texts that are far longer are not looked at.
+            context: tokens that the model can hold; messages of more than 8 characters for each are returned unchanged.
         """
         found: list[dict[str, Any]] = []
         if _fills(messages, context):
@@ -165,7 +164,7 @@ def _exactness(name: Name) -> tuple[int, int]:
 
 
 def read_rows(folder: Path) -> KnownRows:
-    """Returns the rows of answers in a folder's `rows.json`.
+    """Returns the table rows (names and answer text) in a folder's `rows.json`.
 
     Raises:
         BadCheckpoint: there is no such file, or it is damaged.

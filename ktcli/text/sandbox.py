@@ -295,8 +295,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return concat(self.meter, *parts)
 
     def answer_mark(self, which: int) -> str:
-        """Returns the text that is printed at the beginning (0) or the end (1) of a trained part: empty unless
-        somebody set `answer_marks`.
+        """Returns the text that is printed at the beginning (0) or the end (1) of a trained part; empty unless
+        `answer_marks` is set.
         """
         return self.answer_marks[which]
 
@@ -323,13 +323,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return __self.meter.own(__context.call(__obj, *args, **more))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Returns whether a template may read an attribute: it is in the tables, or a namespace's own."""
+        """Returns whether a template may read an attribute: it is a namespace's own, or in the table of attributes that
+        are allowed for types.
+        """
         if isinstance(obj, Namespace):
             return not attr.startswith("_")
         return any(isinstance(obj, kind) and attr in names for kind, names in _ATTRIBUTES)
 
     def wrap_str_format(self, value: Any) -> None:
-        """Returns None, so that jinja2 wraps no `str.format`: templates may not call that anyway."""
+        """Returns None, so that jinja2 does not wrap `str.format`, which templates may not call anyway."""
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
         """Raises SecurityError for an attribute that a template may not read."""

@@ -62,23 +62,25 @@ class Settings:
         return {name: getattr(self, name) for name in names} | stated
 
     def sampled(self, **given: Any) -> Settings:
-        """Returns these settings with the given sampling values, such as temperature=0.7; None leaves a value as it
-        is.
+        """Returns these settings with the given sampling values, such as temperature=0.7; None leaves a value as it is.
 
         Raises:
-            UsageError: a value out of range.
+            UsageError: a value is out of range.
         """
         names = {name for name, value in given.items() if value is not None}
         stated = None if self.stated is None else self.stated | names
         return replace(self, sampling=override(self.sampling, **given), stated=stated)
 
     def states(self, name: str) -> bool:
-        """Returns whether a sampling setting was stated by the user, and not left to the server that answers."""
+        """Returns whether a sampling setting was stated by the user, and not left to the server that answers; True for
+        all settings of a model that runs here.
+        """
         return self.stated is None or name in self.stated
 
     def restored(self, sampling: SamplingSettings, others: Mapping[str, Any]) -> Settings:
-        """Returns these settings, overridden by the sampling settings and `others` (those besides) of a saved
-        conversation; of one that was held with a server, only by those that the user stated.
+        """Returns these settings, overridden by those of a saved conversation: its sampling settings and its `others`,
+        as the property of that name has them. If it was held with a server, only the sampling settings that the user
+        stated are taken over.
         """
         more = dict(others)
         stated = more.pop("stated", None)
@@ -99,8 +101,8 @@ class Settings:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """The variables that tell a chat template whether to think; empty if `thinking` is None. Qwen3 and GLM know
-        `enable_thinking`, DeepSeek-V3.1 and Kimi `thinking`; gpt-oss always thinks, but not always long.
+        """The variables that tell a chat template whether to think: `enable_thinking` and `thinking` (bool), and
+        `reasoning_effort` ("high" or "low"); empty if the setting `thinking` is None.
         """
         if self.thinking is None:
             return {}
@@ -109,10 +111,11 @@ class Settings:
 
 
 def override(sampling: SamplingSettings, **given: Any) -> SamplingSettings:
-    """Returns `sampling` with the given values that are not None; asking for randomness ends greedy sampling.
+    """Returns `sampling` with the given values that are not None; giving temperature, top_k, top_p or min_p ends greedy
+    sampling, unless `greedy` is given, too.
 
     Raises:
-        UsageError: a value out of range.
+        UsageError: a value is out of range.
     """
     changes = {key: value for key, value in given.items() if value is not None}
     if changes.keys() & {"temperature", "top_k", "top_p", "min_p"} and "greedy" not in changes:
@@ -121,11 +124,11 @@ def override(sampling: SamplingSettings, **given: Any) -> SamplingSettings:
 
 
 def carried(current: Settings, before: Settings, after: Settings) -> Settings:
-    """Returns the settings for a model that takes the place of another: `after`, with the changes that the user made
-    to those of the model before.
+    """Returns the settings for a model that takes the place of another: `after`, with each setting of `current` that
+    the user has changed from its value in `before`.
 
     Args:
-        before, after: what each of the two models begins with.
+        before, after: the settings with which the old and the new model begin.
     """
 
     def changes(now: Any, first: Any) -> dict[str, Any]:
@@ -142,7 +145,7 @@ def read_settings(folder: Path) -> Settings:
     """Returns the settings in a model's `generation_config.json`, without those that `unused_settings` names.
 
     Raises:
-        BadCheckpoint: they make no sense.
+        BadCheckpoint: the file is damaged, or a setting is invalid.
     """
     path = folder / _FILE
     given = read_json_if_any(path)
@@ -191,7 +194,7 @@ def read_around_text(folder: Path, tokenizer: Tokenizer, begin: tuple[int, ...])
     those that tokenizer_config.json asks for by `add_bos_token` and `add_eos_token`.
 
     Args:
-        begin: those in front of a text outside any turn, see `read_added`.
+        begin: the ids for `add_bos_token`, see `read_added`.
     """
     found = tokenizer.around
     return AroundText(found.before or begin, found.behind or read_added(folder, tokenizer, "eos"))

@@ -99,8 +99,8 @@ class ChatTemplate:
 
     @contextmanager
     def answers_marked(self) -> Iterator[None]:
-        """Opens a context in which rendered texts have ANSWER_MARKS around each part that the template marks as
-        trained.
+        """Opens a context in which rendered texts have the two characters ANSWER_MARKS around each part that the
+        template marks as trained.
         """
         self._sandbox.answer_marks = ANSWER_MARKS
         try:
@@ -110,7 +110,7 @@ class ChatTemplate:
 
     @contextmanager
     def on(self, now: datetime) -> Iterator[None]:
-        """Opens a context in which the template, if it asks for the date or time, is told this one."""
+        """Opens a context in which the template sees `now` as the current date and time."""
         self._sandbox.now = now
         try:
             yield
@@ -188,12 +188,12 @@ def _size(value: Any) -> tuple[int, int]:
 
 
 def find_template(folder: Path, *, name: str, chats: bool = True) -> str:
-    """Returns the source text of a model's chat template; an empty one for an embedding model without one.
+    """Returns the source text of a model's chat template; empty if the folder has none and none is required.
 
     Args:
-        chats: whether there must be one for conversations; else the text is empty where the folder has none.
+        chats: whether a template is required, unless it is an embedding model.
     Raises:
-        BadCheckpoint: the folder has none; base models do not, and some makers publish a program instead.
+        BadCheckpoint: a template is required, and the folder has none.
     """
     beside = folder / "chat_template.jinja"
     if beside.is_file():
@@ -214,7 +214,9 @@ def find_template(folder: Path, *, name: str, chats: bool = True) -> str:
 
 
 def makes_embeddings(folder: Path) -> bool:
-    """Returns whether a folder is that of an embedding model: a checkpoint of sentence-transformers, or a pack."""
+    """Returns whether a folder is that of an embedding model: a checkpoint of sentence-transformers, or a pack of
+    one.
+    """
     if (folder / "modules.json").is_file():
         return True
     return read_json_if_any(folder / "config.json").get(KEY) is not None

@@ -68,14 +68,12 @@ class Tokenizer:
         return self._read(lambda: self._codec.encode(without_surrogates(text)))
 
     def encode_marked(self, text: str, mark: str, control: frozenset[int]) -> list[int]:
-        """Returns the token ids of a text without its marks; a word with a mark in it becomes no control token.
-
-        The text between two control tokens is encoded apart from all else, so only those stretches differ from
-        `encode` that hold a mark.
+        """Returns the token ids of a text without its mark characters; a word with a mark in it does not become a
+        control token.
 
         Args:
-            mark: the character that marks.
-            control: ids of the added tokens that a marked stretch may not have.
+            mark: the mark character.
+            control: the ids of the control tokens.
         """
         clean = without_surrogates(text)
         if self.rewrites:
@@ -126,8 +124,8 @@ class Tokenizer:
         return self._read(lambda: self._codec.encode_plain(texts, sorted(control)))
 
     def exceeds(self, text: str, most: int, encode: Callable[[str], list[int]]) -> bool:
-        """Returns whether a text certainly has more than `most` tokens, judged without encoding much more than that;
-        false is no certainty.
+        """Returns whether a text certainly has more than `most` tokens, encoding little more than that; False is no
+        certainty.
 
         Args:
             encode: returns the ids of a slice of the text.
@@ -199,7 +197,7 @@ def examine_tokenizer(folder: Path) -> None:
     """Raises an error if a tokenizer has components that no published one has; it does not test whether it works.
 
     Raises:
-        BadCheckpoint: it has one, or it is too large.
+        BadCheckpoint: the tokenizer has such a component, or is too large.
     """
     whole, pieces = folder / "tokenizer.json", folder / sentencepiece.NAME
     with contextlib.suppress(ValueError, RecursionError):  # no JSON: a chat says so
@@ -216,7 +214,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """Returns the tokenizer of the model whose data files are in `folder`.
 
     Raises:
-        BadCheckpoint: there is none, or it is empty, too large, malformed, or of parts that no published one has.
+        BadCheckpoint: the tokenizer is missing, empty, too large or malformed, or has a component that no published one
+            has.
     """
     whole, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
     ranks, pieces = tiktoken.find(folder), folder / sentencepiece.NAME

@@ -56,14 +56,12 @@ class ControlWords:
         return inserted(text, mark, [at + 1 for at in self.places(text)])
 
     def guarded(self, text: str, mark: str, kept: Sequence[int] = ()) -> str:
-        """Returns the text with a mark wherever a part of it could be part of a control token's text, whatever stands
-        before and behind it.
-
-        That is behind each character that begins such a word, and at the beginning, spaces aside, if the text could go
-        on with one.
+        """Returns the text with a mark wherever a control token's text could begin or go on in it, whatever texts stand
+        before and behind: after each character with which one begins, and at the beginning, spaces aside, if the text
+        could go on with one.
 
         Args:
-            kept: places that get no mark: words that begin there are allowed.
+            kept: positions of characters that get no mark; control tokens may begin there.
         """
         inside = len(text) - len(text.lstrip())
         joins = self._could_go_on(text[inside : inside + self._longest].rstrip())

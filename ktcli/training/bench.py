@@ -167,7 +167,8 @@ def measure_steps(
 
     Args:
         documents, length: the number of documents in a step, and the tokens of each.
-        runs: the number of steps, each between two measurements of the ceilings; one more goes before.
+        runs: the number of steps, each between two measurements of the machine's limits (`ceilings`); one more step
+            runs before, unmeasured.
         progress: called after each run with the number of runs done.
     """
     work = TrainingWork.of(model.model, recipe, documents * length, retain=model.options.retain)

@@ -22,7 +22,7 @@ class Documents:
     """The documents of a step.
 
     Attributes:
-        ids: int64 [T], those of all documents, one behind the other.
+        ids: int64 [T], those of all documents, one after the other.
         lengths: the tokens of each document, 1 or more.
         rows: int64 [N], ascending: the rows whose logits are trained.
         labels: int64 [N]: the id that each of them should predict.
@@ -78,7 +78,7 @@ class DocumentGroup:
 
     @property
     def parts(self) -> tuple[Rows, ...]:
-        """The positions of the group's rows, in parts of neighbouring documents of equal length."""
+        """The positions of the group's rows, one `Rows` for each run of neighbouring documents of equal length."""
         found = []
         for length, group in groupby(self.lengths):
             count = len(list(group))
@@ -100,9 +100,9 @@ def pack_documents(
 
     Args:
         documents: the ids of each.
-        masks: for each id whether it is trained, which is to be predicted from those before it: the first of a document
+        masks: for each id whether it is trained, that is predicted from the ids before it; the first of a document
             never is. None: nothing is trained.
-        vocab: the number of ids that there are.
+        vocab: the number of ids in the vocabulary.
         context: the most tokens of a document.
     Raises:
         UsageError: there is no document, one is empty or too long, an id is out of range, a mask has another length, or

@@ -64,9 +64,9 @@ class Dropout:
         return 1.0 if self._step is None else _VALUES / (_VALUES - self._below)
 
     def thinned(self, name: str, x: Tensor, first: int = 0) -> Tensor:
-        """Returns x [T, k] with the elements set to zero that are dropped in this step for the target of this name,
-        without `scale`; x itself outside of a step. `first` is the number of the first row among those that are
-        computed now.
+        """Returns x [T, k] with the elements that this step drops for the target of this name set to zero, the others
+        not multiplied by `scale`; x itself outside of a step. `first` is the number of the first row of x among those
+        that are computed now.
         """
         if self._step is None:
             return x

@@ -123,7 +123,7 @@ class DifferentiableExperts(ExpertRunner):
         self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool = False
     ) -> Tensor:
         """Returns the sum [T, H] f32 of the chosen experts, ids int32 [T, K], of x [T, H], weighted by gate [T, K],
-        with a graph through x and gate; zeros in place of a sum that is skipped.
+        with a graph through x and gate; zeros if the sum of this layer is skipped. `sent` is ignored.
         """
         skips = bool(self._skipped) and self._skipped[layer]
         return _experts(x, gate, ids, self._products, layer, skips)

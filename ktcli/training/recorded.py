@@ -94,17 +94,15 @@ def products_of(model: Model) -> ModelProducts:
 
 
 def layer_works(model: Model, recipe: Recipe, tokens: int) -> list[PartWork]:
-    """Returns the bytes read and operations of the matrix products of all layers in a forward pass over `tokens`
-    tokens, for each part of the model.
+    """Returns for each part of the model the bytes read and operations of its matrix products, over all layers, in a
+    forward pass of `tokens` tokens.
     """
     works = step_work(model, recipe, StepShape(tokens, outputs=0))
     return [each for each in works if each.part in _IN_LAYERS and each.unit not in _NOT_PRODUCTS]
 
 
 def dense_elements(model: Model) -> Counter[int]:
-    """Returns the number of elements that the dense products of a layer compute for one token, by the number of the
-    layer.
-    """
+    """Returns, by the number of each layer, how many elements its dense products compute for one token."""
     found = Counter[int]()
     for each in record(model.forward).records:
         if isinstance(each.operation, Linear) and each.layer is not None:

@@ -38,7 +38,7 @@ def join_factors(
     factors.
 
     Args:
-        added: see `ModelProducts`.
+        added: for each layer with experts, whether no gradient depends on the values of the experts' sum.
         dropout: drops elements of what the factors of dense matrices read.
         dense: the matrices on a device that trains; None: all are loaded.
     """
@@ -65,8 +65,8 @@ def join_factors(
 
 
 def packed_of(weights: Sequence[Weight]) -> Packed:
-    """Returns a torch view, which shares the memory, of a loaded packed weight that lies whole on one NUMA node;
-    `weights` has it alone.
+    """Returns a torch view, which shares the memory, of the one loaded packed weight in `weights`, which lies whole on
+    one NUMA node.
     """
     (weight,) = weights
     owner = weight.owner

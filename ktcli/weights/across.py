@@ -60,8 +60,8 @@ class Across(ScalesNotKept):
     outputs: bool
 
     def reads(self, span: ByteSpan) -> Sequence[Read]:
-        """Returns the byte ranges to read for rows [span.start, span.stop) of a GPTQ or AWQ matrix: of its codes, of
-        its scales, of its zero points, in this order, then the whole of its `g_idx`, if it has one."""
+        """Returns the byte ranges to read for rows [span.start, span.stop) of a GPTQ or AWQ matrix, in this order: its
+        codes, its scales, its zero points and, if it has one, the whole of its `g_idx` (the group of each column)."""
         codes, scales, zeros, *order = span.source.parts
         words = span.start // self._each, -(-span.stop // self._each)
         columns = words if self.outputs else (span.start, span.stop)

@@ -35,19 +35,19 @@ class Arriving(Checkpoint):
 
     @property
     def presumed(self) -> frozenset[str]:
-        """The names of the weight files that have not arrived yet, but have biases which kt leaves out on the
-        assumption that they are zeros."""
+        """The names of the weight files that are not downloaded yet and hold biases which kt leaves out on the
+        assumption that they are all zeros."""
         return frozenset(part.file for part in self._presumed)
 
     def arrived(self, file: str, path: Path) -> None:
-        """Opens a weight file that was downloaded, after comparing its header with the one that was downloaded before.
+        """Opens a weight file that was downloaded, after comparing its header with the one downloaded earlier.
 
         Args:
             file: the name of the weight file in the checkpoint.
-            path: where it lies.
+            path: the path of the downloaded file.
         Raises:
             OtherHeader: the two headers differ.
-            BadCheckpoint: it cannot be read, or a bias that kt leaves out is not zero.
+            BadCheckpoint: the file cannot be read, or a bias that kt leaves out is not zero.
         """
         if read_header(path).raw != read_header(self.path / file, self._sizes[file]).raw:
             raise OtherHeader(
@@ -70,23 +70,25 @@ class Arriving(Checkpoint):
                 )
 
     def data_start(self, file: str) -> int:
-        """Returns the offset in bytes of a weight file's tensor data: the size of its header, with the 8 bytes of its
-        length."""
+        """Returns the offset in bytes at which the tensor data of a weight file begins: 8 bytes for the length of the
+        header, and the header."""
         header = read_header(self.path / file, self._sizes[file])
         return 8 + len(header.raw)
 
     def gone(self, file: str) -> None:
-        """Closes the weight file called `file`, which is then removed from the disk; it must not be read any more."""
+        """Closes the weight file called `file`, which the caller then removes from the disk; it must not be read any
+        more."""
         self.forget(file)
         self._lost.pop(file, None)
 
     def lost(self, file: str, ranges: Ranges) -> None:
-        """Records that byte ranges of an open weight file were removed from the disk and must not be read any more."""
+        """Records that the byte ranges `ranges` of an open weight file were removed from the disk and must not be read
+        any more."""
         self._lost[file] = ranges
 
     def read(self, wanted: Read, into: Raw | None = None) -> Raw:
-        """Returns the bytes of the ranges `wanted`, uint8, as `Checkpoint.read` does; none of them may be recorded as
-        lost."""
+        """Returns the bytes of the ranges `wanted`, uint8, in the memory `into` or in new memory; none of them may be
+        recorded as lost."""
         end = wanted.offset + (wanted.count - 1) * wanted.stride + wanted.size_bytes
         lost = self._lost.get(wanted.file, ())
         assert not touches(lost, wanted.offset, end), f"{wanted.file} is read too late"

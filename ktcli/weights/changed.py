@@ -39,7 +39,7 @@ class ChangedStorage(ScalesNotKept):
 
     @property
     def label(self) -> str:
-        """The name for people of the number type in which the files store the tensor, before the change."""
+        """The name, for messages, of the number type in which the files store the tensor, before it is changed."""
         return self.source.storage.label
 
     def reads(self, span: ByteSpan) -> Sequence[Read]:

@@ -34,8 +34,8 @@ COUNTED = 10_000  # names that are missing; a small config.json can ask for mill
 
 
 def check(model: Model, checkpoint: Reader) -> int:
-    """Returns the total bytes of a model's tensors in a checkpoint, after checking that it has exactly these, in the
-    right shapes.
+    """Returns the total bytes of a model's tensors in a checkpoint, after checking that the checkpoint has exactly
+    these tensors, in the right shapes.
 
     Raises:
         BadCheckpoint: a tensor is missing, left over or of another shape; up to five names are listed.
@@ -70,11 +70,11 @@ def _renamed(name: str, unused: Iterable[str]) -> str:
 
 
 def needed(tensors: Iterable[Tensor], checkpoint: Reader) -> dict[str, Ranges]:
-    """Returns, by the name of the checkpoint file, the byte ranges from which some tensors of a model are made,
-    including those of the norms that take over factors of their columns.
+    """Returns the byte ranges of the checkpoint from which some tensors of a model are made, by the name of the
+    checkpoint file; those of the norm gains that a pack rescales together with the tensors are included.
 
     Raises:
-        BadCheckpoint: the checkpoint does not have them.
+        BadCheckpoint: the checkpoint lacks a tensor, or has it in another shape.
     """
     both = (each for tensor in tensors for each in (tensor, tensor.gain) if each is not None)
     sources = (checkpoint.find(name, shape) for name, shape in _asked(both, checkpoint))
@@ -99,7 +99,7 @@ def lossless_format(model: Model, checkpoint: Reader) -> Format | None:
     does, they are stored in different ways, or there are no experts.
 
     Raises:
-        BadCheckpoint: the checkpoint does not have them.
+        BadCheckpoint: the checkpoint lacks the experts.
     """
     experts = (tensor for tensor in model.tensors if tensor.role is Role.EXPERTS)
     pieces = (piece for tensor in experts for piece in pieces_of(tensor, checkpoint))
@@ -109,11 +109,11 @@ def lossless_format(model: Model, checkpoint: Reader) -> Format | None:
 
 
 def kept_in_f32(model: Model, checkpoint: Reader) -> tuple[ModelPart, ...]:
-    """Returns the parts of a model that a pack has to store as f32, in the order of their names: those with embeddings,
-    or other tensors that no format is chosen for, which the checkpoint stores as f32 or f16, more than bf16 holds.
+    """Returns the parts of a model whose embeddings, or other tensors that no format is chosen for, a pack has to store
+    as f32, because the checkpoint stores them as f32 or f16, which bf16 cannot hold exactly; sorted by name.
 
     Raises:
-        BadCheckpoint: the checkpoint does not have them.
+        BadCheckpoint: the checkpoint lacks one of these tensors.
     """
     wide = PLAIN["F32"], PLAIN["F16"]
     kept = (tensor for tensor in model.tensors if tensor.role in (Role.KEPT, Role.TABLE))
@@ -137,8 +137,8 @@ def _listed(names: list[str]) -> str:
 
 
 def check_tables(tensors: Iterable[Tensor], checkpoint: Reader, pool: Pool) -> None:
-    """Checks that the tables of expert numbers by token id, among some tensors of a model, hold nothing but numbers of
-    experts; otherwise this would be found when the model is loaded, long after its conversion.
+    """Checks that the tables among some tensors of a model that give the experts of each token id hold only numbers of
+    existing experts.
 
     Raises:
         BadCheckpoint: a table holds something else or is missing, or a file cannot be read.
@@ -158,7 +158,7 @@ def check_tables(tensors: Iterable[Tensor], checkpoint: Reader, pool: Pool) -> N
 
 def head_remark(tensors: Iterable[Tensor], checkpoint: Reader, pool: Pool) -> str | None:
     """Returns a sentence for the user if config.json ties the output head to the embedding, but the checkpoint has both
-    with different weights; None: it does not.
+    with different weights; otherwise None.
 
     Raises:
         BadCheckpoint: a file cannot be read.

@@ -80,8 +80,8 @@ class Checkpoint(CheckpointFiles):
         return self._names
 
     def unused(self, taken: Collection[str]) -> list[str]:
-        """Returns the names of the checkpoint's tensors that are neither in `taken` nor companions of others (such as
-        scales of activations) nor biases of zeros."""
+        """Returns the names of the checkpoint's tensors that are not in `taken`, without those that merely accompany
+        others (such as scales of activations) and biases that are all zeros."""
         return [
             name
             for name, part in self.parts.items()
@@ -106,8 +106,8 @@ class Checkpoint(CheckpointFiles):
         return tuple(n for n in names if extra_limit(n) and is_regular(inside(self.path, n)))
 
     def small_file(self, name: str) -> bytes:
-        """Returns the contents of the small file `name` of the checkpoint; of config.json, if it was completed by the
-        pooling of an embedding model, the completed JSON."""
+        """Returns the contents of the small file `name` of the checkpoint; of an embedding model's config.json, the
+        JSON completed by how the model pools."""
         if name == CONFIG and KEY in self.config:
             return json.dumps(self.config, indent=1).encode()
         return read_bounded(inside(self.path, name), extra_limit(name))
@@ -125,11 +125,11 @@ class Checkpoint(CheckpointFiles):
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Returns the JSON object in a model folder's `config.json`, completed by how an embedding model pools, which other
-    files of the folder say.
+    """Returns the JSON object in a model folder's `config.json`, completed for an embedding model by how it pools its
+    outputs, which other files of the folder say.
 
     Raises:
-        BadCheckpoint: it is missing, too large, not JSON, not an object, or holds NaN.
+        BadCheckpoint: `config.json` is missing, too large, not JSON, not an object, or holds NaN.
     """
     if not folder.is_dir():
         raise BadCheckpoint(
@@ -148,12 +148,12 @@ def _read_quantization(folder: Path) -> dict[str, Any]:
 
 
 def unread_in(folder: Path, names: Collection[str]) -> frozenset[str]:
-    """Returns those of a repository's weight files that a conversion does not read: files that the index does not name
-    or that hold only tensors which the model leaves out; without an index, all beside `model.safetensors`, if that is
-    one of them.
+    """Returns the names of a repository's weight files that a conversion does not read: those that the index does not
+    name or that hold only tensors which the model leaves out. Without an index: all but `model.safetensors`; none if
+    that is missing.
 
     Args:
-        folder: holds its config.json, and the index if it has one.
+        folder: the folder with its config.json and, if there is one, its index.
         names: the weight files of the repository.
     Raises:
         BadCheckpoint: config.json or the index is damaged.

@@ -44,8 +44,8 @@ ROUTED = re.compile(r"(?:.*\.)?experts\..*")  # not the shared experts
 
 
 def source_names(parts: Parts) -> set[str]:
-    """Returns the names of the tensors that can be asked for in a checkpoint: those in its files, and "X.weight" for
-    each that is stored as "X.weight_packed" or "X.qweight"."""
+    """Returns the names by which tensors of a checkpoint can be asked for: those in its files, and "X.weight" for each
+    tensor that is stored as "X.weight_packed" or "X.qweight"."""
     names = set(parts)
     for name in parts:
         for suffix in (".weight_packed", ".qweight"):

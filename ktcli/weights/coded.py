@@ -76,8 +76,8 @@ class Coded:
     kind: Codes | None = None
 
     def reads(self, span: ByteSpan) -> Sequence[Read]:
-        """Returns the byte ranges to read for rows [span.start, span.stop) of a quantized tensor: of its codes, of the
-        scales of their blocks and, if there are any, of the zero points."""
+        """Returns the byte ranges to read for rows [span.start, span.stop) of a quantized tensor, in this order: its
+        codes, the scales of their blocks and, if there are any, the zero points."""
         codes, scales, *zeros = span.source.parts
         first, last = self._blocks(span)
         row_bytes = codes.entry.size_bytes // span.source.rows
@@ -186,8 +186,8 @@ _SIGNED = tuple(float(code - 256 * (code > 127)) for code in range(256))
 
 
 def fp8(block: tuple[int, int]) -> Coded:
-    """Returns the storage of FP8 (E4M3) codes with one scale for each block of (rows, columns), 0 standing for all of a
-    matrix."""
+    """Returns the storage of FP8 (E4M3) codes with one scale for each block of `block` (rows, columns); 0 stands for
+    all rows or columns of a matrix."""
     named = {
         (FP8_BLOCK, FP8_BLOCK): "blocks of 128 x 128",
         (1, 0): "rows",
@@ -212,9 +212,8 @@ MXFP8 = Coded("mxfp8", "mxfp8", 8, _E4M3, (1, 32), Codes.E4M3)
 
 
 def lossless_int4(group: int, scale: str) -> str | None:
-    """Returns the name of kt's smallest 4-bit format that holds symmetric 4-bit codes exactly, whose scales are of the
-    type `scale` and each of `group` columns: the format's groups must divide these, and its scales be as precise. None:
-    there is none."""
+    """Returns the name of kt's smallest 4-bit format that exactly holds symmetric 4-bit codes with one scale of the
+    type `scale` for every `group` columns; None: there is none."""
     exact = [] if scale == "BF16" else ["-f32"]
     if group % 128 == 0:
         return "".join(["int4-g128", *exact])
@@ -237,8 +236,8 @@ class NvFp4(ScalesNotKept):
     lossless: None = None
 
     def reads(self, span: ByteSpan) -> Sequence[Read]:
-        """Returns the byte ranges to read for rows [span.start, span.stop) of an NVFP4 matrix: of its codes, of their
-        scales, and of the one factor of the matrix."""
+        """Returns the byte ranges to read for rows [span.start, span.stop) of an NVFP4 matrix, in this order: its
+        codes, their scales, and the one factor of the whole matrix."""
         codes, scales, whole = span.source.parts
         k = span.source.columns
         return (

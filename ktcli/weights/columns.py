@@ -23,14 +23,13 @@ MOST = 256.0  # the largest factor, and the inverse of the smallest
 
 def suffers(fmt: Format) -> bool:
     """Returns whether a few columns with large values cost precision in all columns of a matrix in this format: true
-    for integer codes of 8 bits and, without a rotation, of fewer. A rotation spreads a large column, but over the
-    others; packs of fewer than 8 rotated bits are made without factors."""
+    for integer codes of 8 bits and, without a rotation, of fewer."""
     return fmt.bits <= 8 and fmt.codes is Codes.INTEGER and (fmt.bits == 8 or not fmt.rotation)
 
 
 def factors_of(largest: Matrix, gain: Matrix) -> Matrix:
-    """Returns the factors [k] f32 by which to divide the columns of a matrix [n, k], so that they come to one scale,
-    and to multiply the gain before it.
+    """Returns the factors [k] f32, 1/256..256, by which to divide the columns of a matrix [n, k], so that they have
+    similar magnitudes, and to multiply the gain of the norm before it.
 
     Args:
         largest: the largest magnitude of each column in a sample of the rows, [k].
@@ -53,13 +52,13 @@ class Factors:
         self._found: dict[str, Matrix] = {}  # [k], by the vector
 
     def of_vector(self, name: str) -> Matrix | None:
-        """Returns the factors [k] f32 to multiply the norm gain `name` with, by which the columns of the next matrix
-        were divided; None: no columns were divided for it."""
+        """Returns the factors [k] f32 that `of_columns` found for the norm gain `name`, which the gain is multiplied
+        by; None: it found none."""
         return self._found.get(name)
 
     def of_columns(self, tensor: Tensor, gain: Tensor) -> Matrix:
-        """Returns the factors [k] f32 by which the columns of the matrix `tensor` are divided and the norm gain `gain`
-        before it is multiplied; computed once for each gain.
+        """Returns the factors [k] f32 by which the columns of the matrix `tensor` are divided, and the gain `gain` of
+        the norm before it is multiplied. They are computed once for each gain.
 
         Raises:
             BadCheckpoint: a value is NaN or Inf, or a file cannot be read.
@@ -72,8 +71,7 @@ class Factors:
         return self._found[gain.name]
 
     def largest(self, spans: list[ByteSpan]) -> Matrix:
-        """Returns the largest magnitude of each column, [k] f32, over the rows of all spans; one span is in memory at a
-        time."""
+        """Returns the largest magnitude of each column, [k] f32, over the rows of all spans."""
         return reduce(np.maximum, (np.abs(self._values(span)).max(axis=0) for span in spans))
 
     def _values(self, span: ByteSpan) -> Matrix:

@@ -38,16 +38,16 @@ class ImportanceSource(Protocol):
         converted."""
 
     def knows(self, file: WeightFile) -> bool:
-        """Returns whether the importance that the tensors of a weight file need was already found by an earlier run,
-        which was stopped."""
+        """Returns whether an earlier run, which was stopped, already found the importance that the tensors of a weight
+        file need."""
 
     def importance_of(self, file: WeightFile) -> Importance:
-        """Returns the importance of the columns of a weight file's tensors, measured now if need be: files come in the
-        order of layers."""
+        """Returns the importance of the columns of a weight file's tensors, measured now if it is not known; called for
+        the files in the order of layers."""
 
     def finish(self) -> str:
-        """Stores the importance that was found of the whole model; returns the identity of the calibration, a text for
-        the manifest of the pack."""
+        """Stores the importance of all of the model's columns; returns the text that identifies the calibration in the
+        pack's manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,13 @@ class Supply(Protocol):
         converted.
 
         Args:
-            made: the names of the files of the pack that are there.
+            made: the names of the weight files of the pack that are already complete.
         """
 
     def at_hand(self, file: WeightFile) -> AbstractContextManager[None]:
-        """Returns a context manager: in its `with` block, the checkpoint files that a weight file of the pack is made
-        from can be read; entering it waits for their download. If it ends without an error, the weight file counts as
-        complete and is not requested again."""
+        """Returns a context manager in whose `with` block the checkpoint files can be read that a weight file of the
+        pack is made from. Entering it waits for their download; if the block ends without an error, the weight file
+        counts as complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +122,8 @@ class Conversion:
 
     @property
     def ordered(self) -> tuple[WeightFile, ...]:
-        """The pack's weight files in the order of conversion: with `by_layer`, in that of the layers; otherwise so that
-        the checkpoint's numbered files follow each other, in which layers may lie in the order of their names: 1, 10,
-        11, 2."""
+        """The pack's weight files in the order of conversion: by layer, if `by_layer`; otherwise by the name of the
+        last checkpoint file that each is made from."""
         if self.by_layer:
             return self.files
         return tuple(sorted(self.files, key=lambda file: max(self.needs[file.name], default="")))

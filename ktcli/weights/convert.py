@@ -60,8 +60,8 @@ def convert_source(
         BadCheckpoint: the checkpoint is damaged, hostile or of an unknown kind.
         UsageError: `out` holds something else; it is left as it is.
         Busy: another process is converting into `out`.
-        NotEnoughDisk, KtError: the disk is full or cannot be written; complete files are kept. Or the error of its
-            supply, which ends the conversion.
+        NotEnoughDisk, KtError: the disk is full or cannot be written; complete files are kept. Also raises what the
+            source's `supply`, which downloads its files, raises.
     """
     checkpoint = source.checkpoint
     recipe = replace(recipe, calibrated=calibration is not None)

@@ -61,8 +61,8 @@ class Destination:
 
     @property
     def leftovers(self) -> list[Path]:
-        """The paths of the files in the output folder that belong to an unfinished conversion, or were left by one that
-        was killed while it tidied up; sorted."""
+        """The paths of the files in the output folder that belong to an unfinished conversion, or were left behind by a
+        conversion that was killed; sorted."""
         begun = {f"{file.name}{smallfiles.SUFFIX}" for file in self.plan.files} | {PART, LOCK}
         small = {PART, MANIFEST, *(record.name for record in self.plan.manifest.extras)}
         names = os.listdir(self.path) if self.path.is_dir() else ()
@@ -76,7 +76,7 @@ class Destination:
         """Returns the manifest of the complete pack in the output folder; None: there is none.
 
         Raises:
-            UsageError: the folder holds a pack of another model or recipe.
+            UsageError: the folder holds a pack of another model, recipe, calibration or adapter.
             BadPack: the pack is damaged.
         """
         if not is_pack(self.path):
@@ -102,9 +102,9 @@ class Destination:
 
     @contextmanager
     def held(self, what: str) -> Iterator[None]:
-        """Opens a context that holds the lock of the output folder for one conversion, which errors call `what`.
-        Afterwards temporary files are removed if the pack is complete or has no weight file yet; otherwise they stay,
-        for a later run to go on with.
+        """Opens a context that holds the lock of the output folder for one conversion, which errors call `what`. At its
+        end temporary files are removed if the pack is complete or has no weight file yet; otherwise they stay, so that
+        a later run can continue.
 
         Raises:
             Busy: another process holds the lock.
@@ -120,8 +120,8 @@ class Destination:
                     self.path.rmdir()
 
     def resume(self, keeps: Callable[[WeightFile], bool] | None = None) -> list[FileRecord]:
-        """Returns the records of the weight files that an earlier run completed and that are kept, the first ones in
-        the order of conversion, and rewrites the list of complete files to hold just these; []: there are none.
+        """Returns the records (name, size, hash …) of the weight files that an earlier run completed, in the order of
+        conversion up to the first that is missing or not kept. Rewrites the list of complete files to hold just these.
 
         Args:
             keeps: tells whether a file may be kept; None: all may.
@@ -184,8 +184,8 @@ def is_begun(pack: Path) -> bool:
 
 
 def calibration_in(pack: Path) -> str:
-    """Returns the manifest's text about the calibration of the conversion in the folder `pack`, finished or not; "": it
-    has none, or there is no conversion."""
+    """Returns the text about the calibration in the manifest of the finished or unfinished conversion in the folder
+    `pack`; "": it was not calibrated, or there is no conversion."""
     for name, goes_on in ((MANIFEST, False), (PART, True)):
         try:
             data = read_bounded(pack / name, MAX_BYTES)

@@ -11,12 +11,12 @@ from ktcli.models.config import INFINITE
 
 
 def parse_object(data: bytes, what: str) -> dict[str, Any]:
-    """Returns the JSON object in `data`, the bytes of a small file called `what`. Infinity, which is no JSON, becomes
-    what transformers 5 writes.
+    """Returns the JSON object in `data`, the bytes of a small file called `what`. Infinity, which is not JSON, is
+    replaced by the form in which transformers 5 writes it.
 
     Raises:
-        BadCheckpoint: it is no JSON object, is nested deeply, holds NaN or a number that is too large, or gives one
-            name two different values: readers differ in which of them counts.
+        BadCheckpoint: `data` is no JSON object, is nested deeply, holds NaN or a number that is too large, or gives one
+            name two different values.
     """
 
     def refuse(word: str) -> NoReturn:
@@ -54,11 +54,11 @@ def parse_object(data: bytes, what: str) -> dict[str, Any]:
 def inside(folder: Path, name: str) -> Path:
     """Returns the resolved path of the file `name` of a model folder, links followed; it need not exist.
 
-    A link may lead only to the folder itself or, as in the cache of the Hugging Face hub, to `blobs`
-    beside `snapshots`.
+    A link may lead only to the folder itself or, as in the cache of the Hugging Face hub, to `blobs` beside
+    `snapshots`.
 
     Raises:
-        BadCheckpoint: it leads elsewhere.
+        BadCheckpoint: the path leads elsewhere.
     """
     root = folder.resolve()
     allowed = [root]

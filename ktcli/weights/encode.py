@@ -55,9 +55,9 @@ class Encoder:
         self.sums: dict[TensorKind, PackError] = {}
 
     def encode(self, tensors: Sequence[Tensor]) -> Iterator[NDArray[np.uint8]]:
-        """Yields the bytes of `tensors` as a pack stores them, one tensor after the other, in parts: uint8 arrays.
+        """Yields the bytes of `tensors` as a pack stores them, in order, cut into uint8 arrays.
 
-        A part stays as it is until the second one after it is asked for.
+        An array's memory is reused when the second array after it is asked for.
 
         Raises:
             BadCheckpoint: a value is NaN, Inf or too large for its format, or a file cannot be read.
@@ -69,7 +69,8 @@ class Encoder:
             yield part
 
     def encode_into(self, tensor: Tensor, memory: NDArray[np.uint8]) -> None:
-        """Writes the bytes of a tensor as a pack stores them to the beginning of `memory`; raises as `encode`."""
+        """Writes the bytes of a tensor, as a pack stores them, to the beginning of `memory`. Raises BadCheckpoint as
+        `encode` does."""
         parts, self._parts = self._parts, _InOrder(memory)
         try:
             for part in self.encode([tensor]):
@@ -79,11 +80,12 @@ class Encoder:
             self._parts = parts
 
     def stages(self, seconds: float, writing: float) -> Stages:
-        """Returns how long reading, encoding and writing were busy in the conversion so far, with the bytes read.
+        """Returns the seconds for which reading, encoding and writing were busy in the conversion so far, with the
+        bytes read.
 
         Args:
             seconds: the time that the whole conversion took.
-            writing: seconds in which what was encoded was being written.
+            writing: the seconds for which encoded bytes were being written.
         """
         read, encode = self._ahead.clock.seconds, self._clock.seconds
         return Stages(self._ahead.total_bytes, self._pool.threads, seconds, read, encode, writing)

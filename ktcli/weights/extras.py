@@ -23,5 +23,6 @@ EXTRAS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
 
 
 def extra_limit(name: str) -> int:
-    """Returns the maximal size in bytes of a small file of this name in a pack; 0: a pack does not contain it."""
+    """Returns the maximal size in bytes of a small file called `name` in a pack; 0: a pack does not contain such a
+    file."""
     return next((limit for pattern, limit in EXTRAS if pattern.fullmatch(name)), 0)

@@ -43,10 +43,10 @@ class OpenFiles:
         self.close()
 
     def open(self, name: str, path: Path) -> None:
-        """Opens the file at `path`, to be read under `name`.
+        """Opens the file at `path`, so that it can be read under the name `name`.
 
         Raises:
-            BadCheckpoint: it cannot be read.
+            BadCheckpoint: the file cannot be read.
         """
         try:
             self._descriptors[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -130,11 +130,11 @@ class CheckpointFiles(OpenFiles):
         self._changed: Mapping[str, StorageSource] = {}
 
     def changed(self, change: NumberChange) -> Self:
-        """Returns a copy of this open checkpoint whose tensors are changed by `change` as they are read; both share the
-        open files, so closing either closes both.
+        """Returns a copy of this open checkpoint in which `change` (such as a merged adapter) modifies the numbers of
+        tensors as they are read. Both share the open files: closing either closes both.
 
         Raises:
-            BadCheckpoint: a tensor to be changed is not there.
+            BadCheckpoint: a tensor to be changed is missing.
         """
         made = copy(self)
         made.change = change
@@ -146,8 +146,8 @@ class CheckpointFiles(OpenFiles):
         return made
 
     def find(self, name: str, shape: tuple[int, ...] | None = None) -> StorageSource:
-        """Returns the checkpoint tensor called `name`: its shape and where and how its numbers are stored; with the
-        change to its numbers, if there is one.
+        """Returns the checkpoint tensor called `name`: its shape, and where and how its numbers are stored. If this
+        checkpoint is read with a change (see `changed`), its numbers include it.
 
         Raises:
             BadCheckpoint: it is missing, stored in a way that cannot be read, or not of the shape.

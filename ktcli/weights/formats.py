@@ -117,8 +117,8 @@ _DENSE_LOSES = (
 
 
 def losses(*, experts: bool) -> tuple[FormatLoss, ...]:
-    """Returns the measured losses, in nats per token against bf16, of the formats of routed experts or, without
-    `experts`, of formats for everything dense; the least first."""
+    """Returns the measured losses, in nats per token against bf16, of the formats of routed experts if `experts`,
+    otherwise of the formats of dense parts; sorted, the smallest first."""
     return _EXPERTS_LOSE if experts else _DENSE_LOSES
 
 
@@ -135,8 +135,8 @@ def better_than(fmt: Format) -> Format | None:
 
 
 def mixable() -> tuple[str, ...]:
-    """Returns the names of the number formats for which there is one a step more precise, so that they can be used with
-    "-mixed"."""
+    """Returns the names of the number formats that can be used with "-mixed": those for which there is a format one
+    step more precise."""
     return tuple(_BETTER)
 
 
@@ -144,7 +144,7 @@ def format_named(name: str) -> Format:
     """Returns the number format called `name`.
 
     Raises:
-        UsageError: there is none; the hint lists the names.
+        UsageError: there is no such format; the hint lists the names.
     """
     row = FORMATS.get(name)
     if row is None:

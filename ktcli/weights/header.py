@@ -63,7 +63,7 @@ class Header:
 
 
 def is_regular(path: Path) -> bool:
-    """Returns whether `path` is a regular file, links followed: a pipe or a device would block or never end."""
+    """Returns whether `path` is a regular file after following links, not a folder, pipe or device."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except (OSError, ValueError):
@@ -74,7 +74,7 @@ def read_bounded(path: Path, limit: int) -> bytes:
     """Returns the whole contents of the file at `path`, which may have at most `limit` bytes.
 
     Raises:
-        BadCheckpoint: missing, not a plain file, or larger than `limit` bytes.
+        BadCheckpoint: the file is missing, not a plain file, or larger than `limit` bytes.
     """
     if not is_regular(path):
         raise BadCheckpoint(f"{path.name} is missing or is not a plain file in {path.parent}")
@@ -89,9 +89,9 @@ def read_header(path: Path, size_bytes: int | None = None) -> Header:
     file's size.
 
     Args:
-        size_bytes: of the whole file, where only its beginning is here; None: all of it is.
+        size_bytes: the size of the whole file, where only its beginning is on the disk; None: all of it is.
     Raises:
-        BadCheckpoint: anything about it is wrong; the sentence names file and values.
+        BadCheckpoint: anything about the header is wrong; the message names the file and the values.
     """
     if not is_regular(path):
         raise BadCheckpoint(f"{path.name} is missing or is not a plain file in {path.parent}")
@@ -134,10 +134,10 @@ def read_header(path: Path, size_bytes: int | None = None) -> Header:
 def encode_header(
     tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
 ) -> bytes:
-    """Returns the header of a safetensors file, its length and JSON, that holds `tensors` (name to dtype and shape) in
-    this order, without gaps.
+    """Returns the bytes of a safetensors header (length and JSON) for a file with `tensors` (name to dtype and shape)
+    in this order, without gaps.
 
-    Padded with spaces so that the data begins at a multiple of 64 bytes.
+    It is padded with spaces so that the tensor data begins at a multiple of 64 bytes.
     """
     table: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0

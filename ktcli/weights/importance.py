@@ -61,10 +61,10 @@ def measured(model: Model) -> tuple[Tensor, ...]:
 
 
 def missing(model: Model, there: Iterable[str]) -> list[str]:
-    """Returns the names of a model's tensors whose columns should have an importance, but of which nothing is known.
+    """Returns the names of a model's tensors that should have an importance (see `measured`), but are not in `there`.
 
     Args:
-        there: the names of the tensors of which something is known.
+        there: the names of the tensors whose importance is known.
     """
     known = set(there)
     return [tensor.name for tensor in measured(model) if tensor.name not in known]
@@ -79,12 +79,12 @@ def numbers_of(steps: StepArray) -> Matrix:
 
 
 def steps_of(tensor: Tensor, squares: Doubles, rows: Doubles) -> StepArray:
-    """Returns the importance of a tensor's columns as int8 steps [count, k], eighths of an octave above or below the
-    mean column.
+    """Returns the importance of a tensor's columns as int8 steps [count, k]: a step is an eighth of an octave (a factor
+    of 2^(1/8)) above or below the mean column.
 
     Args:
         squares: the sums of the squares of each column's inputs, [count, k].
-        rows: the number of inputs of each matrix, [count].
+        rows: how many input rows each matrix had, [count].
     """
     counts = rows[:, None]
     if tensor.role is Role.EXPERTS:

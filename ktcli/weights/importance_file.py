@@ -75,8 +75,8 @@ class ImportanceFile:
 
 
 def origin_in(path: Path) -> str:
-    """Returns the text that stands for the importance file at `path` in the manifest of a pack, from its header: source
-    and SHA-256; "": it has no safetensors header."""
+    """Returns the text that stands for the importance file at `path` in a pack's manifest: its source and SHA-256, as
+    its header has them; "": it has no safetensors header."""
     try:
         texts = read_header(path).metadata
     except BadCheckpoint:
@@ -85,14 +85,14 @@ def origin_in(path: Path) -> str:
 
 
 def read_importance(path: Path, model: Model, shown: str) -> ImportanceFile:
-    """Returns the importance of a model's columns in the file at `path`, every byte checked against the file's hash and
-    the model.
+    """Returns the importance of a model's columns in the file at `path`, after checking the file against its own
+    SHA-256 and the model.
 
     Args:
-        shown: the name of the model for people.
+        shown: the name of the model for messages.
     Raises:
-        BadCheckpoint: it is damaged, hostile, or something else.
-        UsageError: it is that of another model.
+        BadCheckpoint: the file is damaged, hostile, or no importance file.
+        UsageError: the file is that of another model.
     """
     with hinted(HINT):
         header = read_header(path)

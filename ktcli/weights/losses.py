@@ -18,8 +18,8 @@ ByKind = dict[str, float]
 
 
 def losses(sums: Mapping[TensorKind, PackError]) -> tuple[ByKind, ByKind]:
-    """Returns two figures by kind of tensor ("experts", "dense" …): the relative error of the stored weights, and the
-    cosine between the products of the original and of the stored weights."""
+    """Returns two dicts by kind of tensor ("experts", "dense" …): the relative error of the stored weights, and the
+    expected cosine between the products of the original and of the stored weights."""
     there = {kind.value: sums[kind] for kind in TensorKind if kind in sums}
     errors = {name: _relative(each.error, each.square) for name, each in there.items()}
     return errors, {name: _cosine(each) for name, each in there.items()}
@@ -37,7 +37,7 @@ def overall(files: Sequence[WeightFile], manifest: Manifest) -> ByKind:
     those of its weight files, weighted by their numbers of elements.
 
     Raises:
-        BadPack: the manifest lists other files.
+        BadPack: the manifest lists other files than `files`.
     """
     if [file.name for file in files] != [record.name for record in manifest.files]:
         raise BadPack(f"{PACK} lists weight files that do not match its model")

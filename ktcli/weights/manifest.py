@@ -36,7 +36,7 @@ def parse_pack(data: bytes, what: str = manifest.PACK) -> tuple[Manifest, Recipe
     `what`.
 
     Raises:
-        BadPack: it is no manifest of a pack, or of formats that this kt does not know.
+        BadPack: `data` is no manifest of a pack, or names formats that this kt does not know.
     """
     try:
         found = manifest.parse(data)
@@ -56,7 +56,7 @@ def recipe_of(names: FormatNames, what: str = manifest.PACK) -> Recipe:
     """Returns the recipe that a pack's manifest records; the inverse of `format_names`.
 
     Raises:
-        BadPack: a format is unknown, or another one in this kt.
+        BadPack: a format is unknown, or this kt defines it differently.
     """
 
     def read(name: str, named: Callable[[str], Recipe]) -> Recipe:
@@ -80,7 +80,8 @@ def recipe_of(names: FormatNames, what: str = manifest.PACK) -> Recipe:
 
 
 def is_of_before(names: FormatNames) -> bool:
-    """Returns whether a pack's manifest names int8 as kt had it before it was rotated."""
+    """Returns whether "int8" in a pack's manifest is the format of that name in older versions of kt, which did not
+    rotate weights."""
     return bool(names.rows.get(INT8_BEFORE.name) == _format_row(INT8_BEFORE))
 
 

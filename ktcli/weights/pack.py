@@ -178,7 +178,7 @@ class Pack:
         """Returns the open pack in the folder `path`.
 
         Raises:
-            BadPack: there is none, or its manifest, a header or a file's size is not as it must be.
+            BadPack: the folder has no pack, or the pack's manifest, a header or the size of a file is wrong.
         """
         return cls(path)
 
@@ -199,14 +199,14 @@ class Pack:
 
     @property
     def size_bytes(self) -> int:
-        """The total bytes of the pack's files without its manifest."""
+        """The total bytes of the pack's files, its manifest not included."""
         return self.manifest.size_bytes
 
     def locate(self, tensor: Tensor) -> Location:
         """Returns the file, the offset and the size of a tensor's bytes in the pack.
 
         Raises:
-            BadPack: it is missing, or stored with another format or shape than model and recipe say.
+            BadPack: the tensor is missing, or its format or shape is not that of model and recipe.
         """
         found = self._entries.get(tensor.name)
         if found is None:

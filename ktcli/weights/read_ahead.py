@@ -28,7 +28,7 @@ class Slots:
         self._slots = deque([np.empty(0, dtype=np.uint8)] * count)
 
     def take(self, size_bytes: int) -> Raw:
-        """Returns `size_bytes` bytes, uint8, of the next buffer of a ring; their contents are undefined."""
+        """Returns memory of `size_bytes` bytes, uint8, in the next buffer of the ring; its contents are undefined."""
         self._slots.rotate(-1)
         if self._slots[0].size < size_bytes:
             self._slots[0] = np.empty(0, dtype=np.uint8)  # give it back first

@@ -22,7 +22,7 @@ def open_checkpoint(path: Path) -> Reader:
     """Returns the open checkpoint at `path`, a model folder or a GGUF file; the caller closes it.
 
     Raises:
-        BadCheckpoint: there is none, or it is damaged, hostile or of a kind that cannot be read.
+        BadCheckpoint: there is no checkpoint, or it is damaged, hostile or of a kind that cannot be read.
     """
     if (file := gguf_at(path)) is not None:
         from ktcli.weights.gguf.file import Gguf
@@ -33,7 +33,7 @@ def open_checkpoint(path: Path) -> Reader:
 
 @contextmanager
 def source_at(path: Path, name: str) -> Iterator[Source]:
-    """Opens a context that gives the checkpoint at `path` as the source of a conversion, called `name` for people; the
+    """Opens a context that gives the checkpoint at `path` as the source of a conversion, called `name` in messages; the
     checkpoint is closed at its end.
 
     Raises:
@@ -44,11 +44,11 @@ def source_at(path: Path, name: str) -> Iterator[Source]:
 
 
 def config_of(path: Path) -> Mapping[str, Any]:
-    """Returns the `config.json` object of the checkpoint at `path`; of a GGUF file, the one that is made from its
+    """Returns the `config.json` object of the checkpoint at `path`; for a GGUF file, an equivalent object made from its
     metadata.
 
     Raises:
-        BadCheckpoint: there is none, or it cannot be read.
+        BadCheckpoint: there is no checkpoint, or it cannot be read.
     """
     if gguf_at(path) is None:
         return read_config(path)
@@ -60,7 +60,7 @@ def examine(path: Path) -> None:
     """Checks that the checkpoint at `path` can be converted, as far as its headers and small files tell.
 
     Raises:
-        BadCheckpoint: it cannot.
+        BadCheckpoint: it cannot be converted.
     """
     with closing(open_checkpoint(path)) as checkpoint:
         check(build(checkpoint.config), checkpoint)

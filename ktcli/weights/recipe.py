@@ -60,8 +60,7 @@ class Recipe:
 
     @property
     def experts_name(self) -> str:
-        """The name of the formats of routed experts, from which `named` makes them again: "int4", "int4-mixed",
-        "int4-calibrated" …"""
+        """The name of the formats of routed experts, as `named` takes it: "int4", "int4-mixed", "int4-calibrated" …"""
         mixed = MIXED if self.down else ""
         return f"{self.experts.name}{mixed}{CALIBRATED if self.calibrated else ''}"
 
@@ -92,8 +91,8 @@ class Recipe:
 
     @property
     def bits_per_expert_weight(self) -> float:
-        """The average number of bits per weight of routed experts: of gate, up and down projections, which have equally
-        many weights, in rows of many columns."""
+        """The average number of bits per weight of routed experts, over their gate, up and down projections, with their
+        share of the scales of groups (not of rows)."""
         down = self.down or self.experts
         return (2 * self.experts.bits_per_weight + down.bits_per_weight) / 3
 
@@ -108,7 +107,8 @@ class Recipe:
 
     @property
     def searches(self) -> bool:
-        """Whether the encoder of any format of the recipe searches scales, so that the importance of columns counts."""
+        """Whether the encoder of any format of the recipe searches for the best scales, for which it uses the
+        importance of columns."""
         return any(format_of_kind(kind, self).searched for kind in TensorKind)
 
     def mixed(self) -> Recipe:
@@ -140,12 +140,11 @@ def names_experts(text: str) -> bool:
 
 
 def split_pair(text: str) -> tuple[str, str]:
-    """Returns the names (experts, dense) in the recipe name "<experts>-<dense>", either of which may have dashes of its
-    own; ("", "") for "".
+    """Returns the format names (experts, dense) in the recipe name "<experts>-<dense>"; either may contain dashes. The
+    name of an experts' format alone gives (name, "").
 
-    The table of formats says where the first ends; no text can be read as two pairs. One name alone is the experts',
-    without a dense one, unless it is a pair too ("int4-g32-f32"). A text with an unknown name is cut at its last dash,
-    and `Recipe.named` says which name is wrong.
+    A name that is also a pair ("int4-g32-f32") is read as the pair. A text with an unknown name is cut at its last
+    dash, and `Recipe.named` says which name is wrong.
     """
     for dense in FORMATS:
         experts = text.removesuffix(f"-{dense}")
@@ -158,8 +157,8 @@ def split_pair(text: str) -> tuple[str, str]:
 
 
 def kind_of(tensor: Tensor) -> TensorKind | None:
-    """Returns the kind of a tensor by which recipes choose its format and reports count its error; None: it is stored
-    as plain rows."""
+    """Returns the kind of a tensor (experts, down projections of experts, dense parts, kept tensors) by which recipes
+    choose its format and reports count its error; None: a table or a vector, which has none."""
     match tensor.role:  # asked for each tensor of each step that is planned
         case Role.EXPERTS:
             return TensorKind.DOWN if tensor.cut is Cut.COLUMNS else TensorKind.EXPERTS

@@ -60,15 +60,16 @@ def repair(
     made from.
 
     Args:
-        provenance: the place where the checkpoint was published.
-        importance: returns the importance of columns that the pack was calibrated with; None: it is not here.
-        progress: called with the bytes that are written and their total.
+        provenance: where the checkpoint was published.
+        importance: returns the importance of columns that the pack was calibrated with; it may return None: it is not
+            stored here.
+        progress: called with the bytes written so far and the total bytes to write.
     Raises:
-        BadPack: its manifest is damaged, it was made from another checkpoint, or a file became another one than it
-            was; that file is as it was before.
-        UsageError: it was calibrated, a file has formats that search their scales, and the importance is not here; or
-            it was merged with an adapter.
-        Busy: another process works on it.
+        BadPack: the pack's manifest is damaged, the pack was made from another checkpoint, or a file came out different
+            from what the manifest says; that file is left as it was.
+        UsageError: a damaged file needs the importance of the calibration, which is not stored here; or the pack was
+            merged with an adapter.
+        Busy: another process works on the pack.
         BadCheckpoint, NotEnoughDisk, KtError: as for a conversion.
     """
     found, recipe = _described(damage.pack)

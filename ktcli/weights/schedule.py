@@ -61,22 +61,25 @@ class Schedule:
 
     @cached_property
     def files(self) -> tuple[str, ...]:
-        """The names of the checkpoint's weight files that the conversion needs, in the order of need; others are never
-        downloaded."""
+        """The names of the checkpoint's weight files that the conversion needs, in the order in which it first needs
+        them."""
         return tuple(dict.fromkeys(file for step in self.steps for file in sorted(step.needs)))
 
     @cached_property
     def last_use(self) -> Mapping[str, int]:
-        """The index of the last step that needs each weight file of the checkpoint, by the name of the file."""
+        """For each weight file of the checkpoint, by its name, the index of the last step (one file of the pack each)
+        that needs it."""
         return {file: i for i, step in enumerate(self.steps) for file in step.needs}
 
     def kept(self, file: str, done: int) -> Ranges:
-        """Returns the byte ranges of a checkpoint file that are still needed after the first `done` steps."""
+        """Returns the byte ranges of a checkpoint file that are still needed after the first `done` steps (one file of
+        the pack each)."""
         return self._kept[file][done]
 
     @cached_property
     def peak_bytes(self) -> int:
-        """The most bytes that the pack and the files of the checkpoint may take together on the disk at any time."""
+        """The most bytes that the pack and the checkpoint's files may take together on the disk: the whole pack and
+        AT_ONCE files as large as the largest, or more if any step needs more."""
         held = list(self._written)  # pack and checkpoint during each step
         for file in self.files:
             since = 0 if file in self.source.present else self._first_use[file]
@@ -86,10 +89,10 @@ class Schedule:
         return max([whole + min(sum(sizes), AT_ONCE * max(sizes, default=0)), *held])
 
     def allowed(self, done: int) -> int:
-        """Returns how many of `files`, counted from the first, may be on the disk or be downloaded after the first
+        """Returns how many of `files`, counted from the first, may be downloaded or be on the disk after the first
         `done` steps.
 
-        A file may come before its step if until then no step has more than `peak_bytes` on the disk.
+        A file may be downloaded before the step that needs it if no step until then exceeds `peak_bytes`.
         """
         held = list(self._written)
         for file in self.source.present:
@@ -146,9 +149,9 @@ def schedule(
     of the checkpoint that it needs.
 
     Args:
-        made: the files of the pack that are there.
-        source: the files of the checkpoint.
-        also: files of the checkpoint that are downloaded in any case, as somebody wants to look at them.
+        made: the names of the weight files of the pack that are already complete.
+        source: the files of the checkpoint, with their sizes.
+        also: files of the checkpoint that are downloaded even if no step needs them.
     """
     left = [file for file in plan.ordered if file.name not in made]
     steps = [Step(file.name, file.size_bytes, plan.needs[file.name]) for file in left]

@@ -52,13 +52,13 @@ class Scheme:
 
 
 def read_scheme(config: Json, beside: Json | None = None) -> Scheme:
-    """Returns how a checkpoint is quantized, by its `config.json` or by the part of it about the text model
-    (Kimi-K2.5); the empty `Scheme()`: it is not.
+    """Returns how a checkpoint is quantized, as its `config.json`, or the part of it about the text model, says; an
+    empty `Scheme()`: it is not quantized.
 
     Args:
         beside: the object in `hf_quant_config.json`, which counts where `config.json` says nothing.
     Raises:
-        BadCheckpoint: it is of a kind that kt does not read, or contradicts itself.
+        BadCheckpoint: the quantization is of a kind that kt does not read, or contradicts itself.
     """
     inner = config.get("text_config")
     places = [config, inner] if isinstance(inner, Mapping) else [config]
@@ -89,7 +89,7 @@ _NEAREST = {"mxfp4": "mxfp4", "nvfp4": "nl4-g32"}
 
 def usual_experts(config: Json) -> str | None:
     """Returns the name of kt's format that comes nearest to a checkpoint's experts, if its `config.json` says that they
-    are 4-bit floats of one kind (MXFP4 or NVFP4); None: it does not.
+    are MXFP4 or NVFP4 (4-bit floats); otherwise None.
 
     Raises:
         BadCheckpoint: as `read_scheme`.
@@ -102,7 +102,7 @@ def usual_experts(config: Json) -> str | None:
 
 def loss_of(config: Json, experts: str) -> str:
     """Returns a sentence for the user about what the format `experts` loses on a checkpoint with NVFP4 weights, which
-    no format of kt holds exactly; "": it has none."""
+    no format of kt holds exactly; "": its weights are not NVFP4."""
     if "nvfp4" not in read_scheme(config).floats:
         return ""
     nearest = _NEAREST["nvfp4"]

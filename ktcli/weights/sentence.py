@@ -48,7 +48,7 @@ _STEPS = ("Transformer", "Pooling", "Normalize")
 
 def with_pooling(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Returns `config` completed by how an embedding model pools its hidden rows, which other files of its folder say;
-    unchanged where the folder has none of these.
+    `config` unchanged if there are no such files.
 
     Raises:
         BadCheckpoint: a file is damaged or hostile, or names what kt does not compute.

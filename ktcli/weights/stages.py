@@ -61,7 +61,7 @@ class Stages:
     writing: float
 
     def rate(self, seconds: float) -> float:
-        """Returns the bytes of the checkpoint per second that a stage reaches which was busy for `seconds`."""
+        """Returns the rate, in bytes of the checkpoint per second, of a stage that was busy for `seconds`."""
         return self.source_bytes / max(seconds, 1e-9)
 
     @property

@@ -128,9 +128,8 @@ class Storage(Protocol):
         does."""
 
     def reads(self, span: ByteSpan) -> Sequence[Read]:
-        """Returns the byte ranges to read for rows [span.start, span.stop) of a tensor. Spans that together are a
-        tensor want each of its bytes once; bytes that many rows share (the scales of a block) may be wanted by each of
-        them."""
+        """Returns the byte ranges to read for rows [span.start, span.stop) of a tensor, one or more for each of its
+        parts. Bytes that many rows share (the scale of a block) are part of the ranges of each span that needs them."""
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
         """Returns rows [span.start, span.stop) of a tensor, [rows, columns], in their stored type where the library
@@ -142,7 +141,7 @@ class Storage(Protocol):
 
     def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
         """Returns the scales [span.rows, groups of `fmt`] f32 with which `fmt` holds the rows of the span exactly;
-        None: there are none, or the encoder chooses them well enough by itself."""
+        None: no such scales are stored, or the encoder finds as good ones by itself."""
 
 
 class NumberChange(Protocol):
@@ -196,13 +195,13 @@ class Reader(Protocol):
         """Returns a reader of the same open files whose numbers are changed by `change` as they are read."""
 
     def unused(self, taken: Collection[str]) -> list[str]:
-        """Returns the names of the checkpoint's tensors that are not in `taken`, without companions of others, such as
-        scales."""
+        """Returns the names of the checkpoint's tensors that are not in `taken`, without those that merely accompany
+        others, such as scales."""
 
     @property
     def small_files(self) -> tuple[str, ...]:
-        """The names of the small files of the checkpoint (config, tokenizer …) that a pack also contains, sorted;
-        "config.json" is one."""
+        """The names of the small files of the checkpoint (config, tokenizer …) that a pack also contains, with
+        "config.json"; sorted."""
 
     def find(self, name: str, shape: tuple[int, ...] | None = None) -> StorageSource:
         """Returns the checkpoint tensor called `name`: its shape and where and how its numbers are stored.
@@ -258,7 +257,8 @@ def read_rows(
 
 
 def rows_of(part: Part, row_bytes: int, start: int, stop: int) -> Read:
-    """Returns the byte range to read for rows [start, stop) of a tensor of a file whose rows have `row_bytes` bytes."""
+    """Returns the byte range to read for rows [start, stop) of `part`, a tensor of a file whose rows have `row_bytes`
+    bytes."""
     return Read(part.file, part.entry.offset + start * row_bytes, (stop - start) * row_bytes)
 
 

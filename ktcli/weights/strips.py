@@ -52,14 +52,14 @@ class Strip:
     index: int = 0
 
     def is_transposed(self, span: int) -> bool:
-        """Returns whether the strip's rows are columns, not rows, of its span number `span`, as the checkpoint stores
-        that matrix transposed."""
+        """Returns whether the strip's rows are columns of its span number `span`, because the checkpoint stores that
+        matrix transposed."""
         return any(rows.stored.transposed for rows in self.rows if rows.span == span)
 
     @property
     def map(self) -> NDArray[np.int32]:
-        """The origin of each of the n rows of the strip, int32 [n, 2]: the index of a span, and the row within that; -1
-        for both of a row of padding."""
+        """Where each of the n rows of the strip comes from, int32 [n, 2]: (index of a span, row within the span); (-1,
+        -1) for a row of padding."""
         slices = (rows.chosen for rows in self.rows)
         taken = [np.arange(each.start, each.stop, each.step) for each in slices]
         alternate = self.tensor.alternate
@@ -75,8 +75,8 @@ class Strip:
 
 
 def pieces_of(tensor: Tensor, checkpoint: Reader) -> tuple[Stored, ...]:
-    """Returns the pieces of a checkpoint that a model's tensor is made of: of the alternatives in `tensor.sources` the
-    first whose names and shapes the checkpoint has, else the first whose names it has, else the first."""
+    """Returns the checkpoint tensors, or parts of them, that a model's tensor is made of: the first alternative in
+    `tensor.sources` whose names and shapes the checkpoint has, else the first whose names it has, else the first."""
     named = [
         pieces
         for pieces in tensor.sources
@@ -163,8 +163,8 @@ def _rows(
 
 
 def sample(tensor: Tensor, checkpoint: Reader) -> list[ByteSpan]:
-    """Returns spans with about SAMPLE rows (all, if there are no more) of a plain matrix of the checkpoint, in runs of
-    16 spread over all of it."""
+    """Returns spans of 16 rows each, spread evenly over a plain matrix of the checkpoint, with about SAMPLE (1024) rows
+    in all; all rows if there are no more."""
     (stored,) = pieces_of(tensor, checkpoint)
     source = checkpoint.find(stored.name, stored.shape)
     between = max(tensor.n * PANEL_ROWS // SAMPLE, PANEL_ROWS)
@@ -173,7 +173,8 @@ def sample(tensor: Tensor, checkpoint: Reader) -> list[ByteSpan]:
 
 
 def vector_of(strip: Strip, values: Sequence[Matrix]) -> Matrix:
-    """Returns the vector [k] f32 that a strip of a vector stores, from the values of its spans; zeros if it has none.
+    """Returns the vector [k] f32 that a strip of a vector tensor stores, taken from the values of its spans; zeros if
+    the strip has no rows.
 
     Args:
         values: the values of each span, [rows, columns] f32.

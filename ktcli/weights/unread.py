@@ -15,11 +15,11 @@ _LAYER = re.compile(r".*\.layers\.[0-9]+\.\*")
 
 
 def left_over(model: Model, names: Collection[str]) -> list[str]:
-    """Returns those of the tensor names `names`, which a model does not use, that it does not leave out on purpose
-    either.
+    """Returns those of the unused tensor names `names` that a model does not leave out on purpose (as it does, for
+    example, vision parts).
 
-    A layer beyond the last predicts several tokens at once if it has the projection that such layers begin with;
-    otherwise config.json says too few.
+    A layer beyond the last is left out on purpose if it has the projection `eh_proj`, with which layers begin that
+    predict tokens further ahead; otherwise config.json gives too few layers.
     """
     patterns = [
         translate(pattern)
@@ -32,8 +32,8 @@ def left_over(model: Model, names: Collection[str]) -> list[str]:
 
 
 def unread_files(config: Mapping[str, Any], weight_map: Mapping[str, str]) -> frozenset[str]:
-    """Returns the names of the weight files that hold only tensors which the model of a config leaves out on purpose;
-    none for a config that kt does not know.
+    """Returns the names of the weight files that hold only tensors which the model described by `config` leaves out on
+    purpose; none for a config that kt does not support.
 
     Args:
         weight_map: the file of each tensor by its name, as the index of the checkpoint has it.

@@ -100,8 +100,8 @@ def added_token(id: int, text: str, *, special: bool) -> Json:
 
 
 def steps(vocabulary: Pieces) -> Json:
-    """Returns the normalizer, pre-tokenizer, decoder and model of a `tokenizer.json` for a vocabulary of SentencePiece
-    pieces, by field name."""
+    """Returns the fields normalizer, pre_tokenizer, post_processor (None), decoder and model of a `tokenizer.json` for
+    a vocabulary of SentencePiece pieces."""
     before, cut = _spaces(vocabulary)
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if vocabulary.prefix else []
     back = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
@@ -118,12 +118,12 @@ def steps(vocabulary: Pieces) -> Json:
 
 
 def bpe(texts: Sequence[str], merges: list[list[str]], **more: Any) -> Json:
-    """Returns the model of a `tokenizer.json` for BPE, which joins neighbouring tokens by a list of pairs.
+    """Returns the `model` object of a `tokenizer.json` for BPE, which joins pairs of neighbouring tokens.
 
     Args:
         texts: the text of each token, by id.
         merges: the pairs, the first to be joined first.
-        more: fields that differ from the usual ones.
+        more: fields of the object that differ from the usual ones.
     """
     return {
         "type": "BPE",
@@ -141,8 +141,8 @@ def bpe(texts: Sequence[str], merges: list[list[str]], **more: Any) -> Json:
 
 
 def byte_level(patterns: Sequence[str], model: Json, *, nfc: bool = False) -> Json:
-    """Returns the normalizer, pre-tokenizer, decoder and model of a `tokenizer.json` for a vocabulary of bytes, by
-    field name.
+    """Returns the fields normalizer, pre_tokenizer, post_processor (None), decoder and model of a `tokenizer.json` for
+    a byte-level vocabulary.
 
     Args:
         patterns: regular expressions that cut words; each cuts the pieces that the ones before left whole.
@@ -167,8 +167,7 @@ def byte_level(patterns: Sequence[str], model: Json, *, nfc: bool = False) -> Js
 def splits(ids: Mapping[Word, int]) -> Iterator[tuple[int, int, int]]:
     """Yields the ids of (token, left part, right part) for every way to cut a token into two tokens.
 
-    A token of one letter again and again can be cut at every place, so a small file can make more than any memory
-    holds: what is made is counted while it is made.
+    The output is bounded, since a small file can give more than memory holds.
 
     Args:
         ids: the tokens that take part, all of bytes or all of letters.

@@ -62,12 +62,12 @@ class FileWriter:
         self._unflushed += len(part)
 
     def finish(self, wanted: str | None = None) -> str:
-        """Completes the file: flushes it and gives it its name; returns its SHA-256, hexadecimal.
+        """Completes the file: flushes it and renames it from its temporary name; returns its SHA-256, hexadecimal.
 
         Args:
-            wanted: the SHA-256 that it must have; None: whatever it has.
+            wanted: the SHA-256 that the file must have; None: any.
         Raises:
-            BadPack: it has another one; a file that already has its name stays as it is.
+            BadPack: the file has another SHA-256; an existing file of its name stays as it is.
         """
         self._settle()
         self._end_flush()
@@ -108,14 +108,14 @@ class FileWriter:
 
 @contextmanager
 def explained(what: str, folder: Path, need_bytes: Callable[[], int]) -> Iterator[None]:
-    """Opens a context in which an error of the system becomes a sentence for the user: `what` was being done in
-    `folder`, and what stopped it.
+    """Opens a context that turns an OSError into an error for the user, which names what was being done (`what`) in
+    `folder` and what stopped it.
 
     Args:
         need_bytes: returns the bytes that are still to be written; called when the disk is full.
     Raises:
         NotEnoughDisk: the disk is full.
-        KtError: anything else the system refused.
+        KtError: any other OSError.
     """
     try:
         yield

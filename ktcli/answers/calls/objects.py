@@ -27,8 +27,8 @@ class JsonValue:
         self._in_text = self._escaped = False
 
     def take(self, text: str) -> int:
-        """Reads the next piece of text; returns how many of its characters, from the start, belong to the JSON object
-        or list: all, unless that ends in it. The first piece begins with the opening bracket.
+        """Reads the next piece of a text that begins with a JSON object or list; returns how many of the piece's first
+        characters belong to that value: all of them unless it ends within the piece.
         """
         at = 0
         while at < len(text) and not self.ended:
@@ -85,8 +85,8 @@ class _Literals(ast.NodeTransformer):
 
 
 def python_calls(text: str) -> list[tuple[str, str]] | None:
-    """Returns (function name, arguments as the text of a JSON object) of each call in a Python call or a list of them;
-    None if the text is anything else.
+    """Returns (function name, arguments as the text of a JSON object) for each call in Python source that is one call
+    or a list of calls; None if the text is anything else.
     """
     try:
         with warnings.catch_warnings():  # of odd escapes

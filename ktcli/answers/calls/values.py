@@ -24,8 +24,8 @@ class Tools:
 
     @classmethod
     def of(cls, tools: Sequence[Mapping[str, Any]]) -> Tools:
-        """Returns the tools of a request, each name with the schema of its parameters, from their definitions in
-        OpenAI's format.
+        """Returns the tools of a request (names and parameter schemas), read from their definitions in OpenAI's
+        format.
         """
         found: dict[str, Mapping[str, Any]] = {}
         for tool in tools:
@@ -40,8 +40,8 @@ class Tools:
         return self._types(tool, key) <= {"string"}
 
     def value(self, tool: str, key: str, text: str) -> Any:
-        """Returns the value of a tool's argument that was given as text: decoded as JSON, or from Python's words, if
-        the result has a type that the argument's schema allows; else the text itself.
+        """Returns the value of a tool's argument that was given as text: decoded as JSON or, failing that, as a Python
+        literal, if the argument's schema allows the type of the result or names no type; else the text itself.
         """
         types = self._types(tool, key)
         if "string" in types and len(types) == 1:
@@ -81,8 +81,8 @@ class PairValue:
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """Adds a piece of an argument's text; returns the piece of its JSON encoding that is certain with it: empty
-        unless the value is a string that is passed on as it comes.
+        """Adds a piece of an argument's text; returns the next piece of the value's JSON encoding. It is empty unless
+        the value is a string that is passed on piece by piece; else `finish` returns all of the encoding.
         """
         self._held += text
         if not self._streams or not self._held:

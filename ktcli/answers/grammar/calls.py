@@ -43,7 +43,7 @@ class WantedCalls:
 
     def schema(self, tool: str) -> dict[str, Any]:
         """Returns the JSON schema of a tool's arguments, checked and rewritten for the grammar compiler; raises
-        UsageError as `checked_schema` does.
+        UsageError if the schema is invalid or beyond a limit.
         """
         where = f"{self.field}: the parameters of {tool[:60]}"
         return checked_schema({"type": "object", **self.tools.parameters[tool]}, where)

@@ -50,7 +50,7 @@ def require_sound(form: Form) -> None:
     """Raises an error if no model's answer could be constrained to a form; to be called before a model is loaded.
 
     Raises:
-        UsageError: the form is wrong, or beyond a limit.
+        UsageError: the form is invalid, or beyond a limit.
     """
     import llguidance
 
@@ -185,8 +185,8 @@ class GrammarCompiler:
         return Threads(2, "kt-grammar")
 
     def prepare(self) -> Future[None]:
-        """Starts reading the model's vocabulary on another thread, if that is not done; returns a future that is done
-        then.
+        """Starts reading the model's vocabulary on another thread, unless it was read before; returns a future that is
+        done once it is read.
         """
         return self._workers.submit(self._read)
 
@@ -197,11 +197,13 @@ class GrammarCompiler:
     def constraints(
         self, shape: Shape, style: CallStyle | None, prompt: str | None, count: int = 1
     ) -> list[GrammarConstraint]:
-        """Returns the grammar constraints of `count` answers, each with a state of its own; the other arguments are
-        those of `grammar_of`.
+        """Returns `count` grammar constraints, each with a state of its own, that hold answers to a form.
 
+        Args:
+            shape: the text or the tool calls that each answer must consist of.
+            style, prompt: see `grammar_of`.
         Raises:
-            UsageError: the shape is wrong, or beyond a limit.
+            UsageError: the form is invalid, or beyond a limit.
         """
         grammar = grammar_of(shape, self._tokenizer, style, prompt, self._frame)
         if len(grammar) > GRAMMAR_CHARS:

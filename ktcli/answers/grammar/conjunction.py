@@ -76,11 +76,12 @@ class Conjunctions:
         self._looked = 0  # at parts
 
     def whole(self) -> Joined:
-        """Returns the document's schema with references, `allOf` and words beside choices merged into one schema per
-        value: a `Joined`, whose `said` is the merged schema with others of its class in the places of subschemas.
+        """Returns the document's schema with references, `allOf` and keywords beside choices merged into one schema per
+        value: a `Joined`, whose `said` is the merged schema, with further `Joined` objects as its subschemas.
 
         Raises:
-            NotKnown: something in it is no schema, leads nowhere or cannot be merged, or there is too much of it.
+            NotKnown: the document has a part that is no schema, a reference that leads nowhere, or schemas that cannot
+                be merged; or it is too large.
         """
         found = self.join([self._root])
         while self._left:
@@ -99,8 +100,8 @@ class Conjunctions:
         return found
 
     def join(self, schemas: Sequence[Any]) -> Joined | bool:
-        """Returns one schema of the values that fit all of some schemas: a `Joined`, whose `said` is filled in later;
-        True if any value fits, False if none does.
+        """Returns the schema of the values that fit all of some schemas: a `Joined`, whose merged schema `said` is
+        filled in by `whole`; True if any value fits, False if none does.
         """
         parts = self._parts(schemas)
         return False if parts is None else self._joined(parts)

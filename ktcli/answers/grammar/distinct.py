@@ -36,13 +36,13 @@ Held = Mapping[str, tuple[bytes, ...] | None]
 
 
 def held_arrays(schema: Mapping[str, Any], field: str = "the schema") -> Held:
-    """Returns the arrays of a JSON schema that must have unique items: for each property that holds such an array
-    ("*": any property, "": none) the JSON texts that its items may be, or None if these are not listed.
+    """Returns the arrays of a JSON schema that must have unique items: by the name of the property that holds the array
+    ("*": any property, "": none), the JSON texts that its items may be; None if these are not listed.
 
     Args:
-        field: what errors call it.
+        field: the schema's name in error messages.
     Raises:
-        UsageError: too many properties lead to too many parts of it.
+        UsageError: the schema has more than 100,000 parts to look at, counted for each property that leads to them.
     """
     found: dict[str, tuple[bytes, ...] | None] = {}
     seen: set[tuple[int, str]] = set()

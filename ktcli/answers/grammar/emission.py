@@ -22,7 +22,7 @@ _NESTED = 12  # schemas in each other, before one is a definition
 
 
 def written(whole: Joined) -> Any:
-    """Returns the JSON schema document of a joined schema, with shared parts as `$defs` and without branches that no
+    """Returns the JSON schema document of a merged schema, with shared parts as `$defs` and without branches that no
     value fits; False if no value fits the whole.
     """
     return _Writer(whole).document()

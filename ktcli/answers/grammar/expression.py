@@ -128,11 +128,11 @@ Items = tuple[Any, ...]
 
 def ways_of(pattern: str) -> list[Items]:
     """Returns the alternatives of a regular expression, each a sequence of letter ranges, `Repeat`, `Assertion`, BEGIN
-    and END; choices with anchors in them are multiplied out.
+    and END. Choices with anchors in them are expanded into alternatives of the whole expression.
 
     Raises:
-        Unknown: it has something that is not read.
-        re.error, RecursionError, OverflowError: it is no pattern, or too deep.
+        Unknown: the expression has something that is not supported.
+        re.error, RecursionError, OverflowError: it is not a regular expression, or is nested too deeply.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -261,7 +261,7 @@ _OPPOSITE = {
 
 
 def text_of(items: Items) -> str:
-    """Returns a sequence of a regular expression's items as the text of a regular expression."""
+    """Returns the regular expression, as text, that a sequence of parsed items (see `ways_of`) stands for."""
     return "".join(map(_item_text, items))
 
 

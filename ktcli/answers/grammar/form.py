@@ -49,19 +49,20 @@ class Form:
 
     @classmethod
     def of_schema(cls, schema: Any, field: str) -> Form:
-        """Returns the form of a JSON text that matches a schema."""
+        """Returns the form of a JSON text that fits a JSON schema; `field` is the form's name in error messages."""
         return cls(Notation.SCHEMA, schema, field)
 
     @classmethod
     def of_object(cls, field: str) -> Form:
-        """Returns the form of a text that is any JSON object; `field` is what errors call it."""
+        """Returns the form of a text that is any JSON object; `field` is the form's name in error messages."""
         return cls(Notation.SCHEMA, {"type": "object"}, field)
 
     def part(self, name: str) -> Part:
-        """Returns the form as one of llguidance's grammars: a dict with this name and its Lark grammar or JSON schema.
+        """Returns the form as one of llguidance's grammars: a dict with its `name` and its `lark_grammar` or
+        `json_schema`.
 
         Raises:
-            UsageError: it is not valid in its notation, or beyond a limit.
+            UsageError: the form is not valid in its notation, or beyond a limit.
         """
         if self.notation is Notation.SCHEMA:
             return schema_part(without_unique(self._schema()), name)
@@ -75,11 +76,11 @@ class Form:
 
     @property
     def held(self) -> Held:
-        """The arrays that must have unique items, which the grammar cannot express: property names with the JSON texts
-        that their items may be (None: not listed); empty if there are none.
+        """The arrays that must have unique items, which the grammar cannot express: by the name of the property that
+        holds the array ("*": any, "": none), the JSON texts that its items may be (None: not listed).
 
         Raises:
-            UsageError: as `part`.
+            UsageError: the schema is invalid, or beyond a limit.
         """
         if self.notation is not Notation.SCHEMA or "uniqueItems" not in str(self.said):
             return {}
@@ -123,7 +124,9 @@ def _read(text: str, field: str) -> Any:
 
 
 def schema_part(schema: dict[str, Any], name: str) -> Part:
-    """Returns llguidance's grammar, as a dict of this name, of the JSON texts that fit a checked schema."""
+    """Returns one of llguidance's grammars, a dict with `name` and `json_schema`, of the JSON texts that fit a checked
+    schema.
+    """
     return {"name": name, "json_schema": {**schema, "x-guidance": _JSON}}
 
 

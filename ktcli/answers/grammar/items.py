@@ -17,10 +17,11 @@ _MOST_ITEMS = 64  # that are said one by one
 def merged_items(
     parts: Sequence[Mapping[str, Any]], join: Join, negated: Callable[[Any], Any]
 ) -> list[dict[str, Any]]:
-    """Returns schemas of arrays to choose from: an array that fits one of them fits all of `parts`.
+    """Returns alternative JSON schemas of arrays: an array that fits one of them fits all of `parts`.
 
     Args:
-        negated: returns a schema of values that another one does not have; None: none are known.
+        join: merges the schemas of one item.
+        negated: returns a schema of values that do not fit a given one; None: none is known.
     """
     firsts, rests = zip(*map(_tuple, parts), strict=True)
     wanted = [

@@ -43,14 +43,14 @@ def count_limits(
     parts: Sequence[Mapping[str, Any]], least: str, most: str
 ) -> tuple[int, int | None]:
     """Returns the highest lower limit (0: there is none) and the lowest upper limit (None: there is none) that some
-    schemas set by two words, such as "minItems" and "maxItems".
+    schemas set by the keywords `least` and `most`, such as "minItems" and "maxItems".
     """
     lowest = max((part.get(least, 0) for part in parts), default=0)
     return lowest, min((part[most] for part in parts if most in part), default=None)
 
 
 def common_types(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
-    """Returns the JSON types of the values that have a type in each of two sets of types; integers are numbers, too."""
+    """Returns the JSON types that two sets of types have in common; "number" includes "integer"."""
     both = set(one & other)
     for mine, theirs in ((one, other), (other, one)):
         if "integer" in mine and "number" in theirs:
@@ -59,7 +59,7 @@ def common_types(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
 
 
 def shared_types(schemas: Iterable[Mapping[str, Any]]) -> frozenset[str]:
-    """Returns the JSON types of the values that have one of the types of each of some schemas."""
+    """Returns the JSON types that all of some schemas allow by their `type`."""
     return reduce(common_types, map(types_of, schemas), JSON_KINDS)
 
 
@@ -114,7 +114,7 @@ def _no_string(schema: Mapping[str, Any]) -> bool:
 
 
 def fits_scalars(value: Any, kinds: frozenset[str], said: Sequence[Mapping[str, Any]]) -> bool:
-    """Returns whether a JSON value has one of some types and, if it is a text or a number, fits the limits and
+    """Returns whether a JSON value has one of the types `kinds` and, if it is a text or a number, fits the limits and
     patterns of all schemas in `said`, as far as these are known.
     """
     if isinstance(value, bool) or value is None:

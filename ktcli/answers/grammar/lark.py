@@ -34,7 +34,7 @@ class GrammarWriter:
         return name
 
     def part(self, part: Part) -> str:
-        """Adds a further grammar of llguidance; returns the reference to it, "@" and its name."""
+        """Adds another of llguidance's grammars, beside the rules; returns the reference to it, "@" and its name."""
         self._parts.append(part)
         return f"@{part['name']}"
 
@@ -84,7 +84,7 @@ class GrammarWriter:
         return self.rule(name, f"{name.upper()}{'' if before else '?'} {rest_}")
 
     def without(self, marks: Iterable[str], name: str) -> str:
-        """Adds a rule for any text of at least one letter that holds none of some marks; returns its name."""
+        """Adds a rule for any text of at least one letter that holds none of the given marks; returns its name."""
         plain = [f" & ~/{ANY}{_escaped(mark)}{ANY}/" for mark in marks if self._is_plain(mark)]
         return self.rule(name, f"/(?s:.+)/{''.join(plain)}")
 

@@ -39,9 +39,9 @@ _NOTES = frozenset({"$comment", "description", "title", "type"})  # beside what 
 
 
 def meant_schema(schema: Mapping[str, Any]) -> Any:
-    """Returns an equivalent JSON schema in the spelling that the grammar compiler takes: 2.0 is 2, names that are
-    limited to some are properties of these names; keywords without effect are dropped, such as null values, formats
-    that nobody checks, `then` without `if`.
+    """Returns an equivalent JSON schema in the spelling that the grammar compiler takes: 2.0 becomes 2, and names
+    limited to a list become properties. Keywords without effect are dropped, such as null values, unchecked formats,
+    and `then` without `if`.
     """
     found = _meant(schema, _Document(schema))
     draft = _draft(found.pop("$schema", None))
@@ -95,11 +95,11 @@ def _meant(schema: Any, whole: _Document) -> Any:
 def rewritten(
     schema: Any, change: Callable[[dict[str, Any], Mapping[str, Any]], dict[str, Any]]
 ) -> Any:
-    """Returns a copy of a JSON schema in which each schema is replaced by what `change` returns, inner ones first;
-    properties may have the names of words.
+    """Returns a copy of a JSON schema in which each schema, inner ones first, is replaced by what `change` returns.
 
     Args:
-        change: returns what stands for a schema; is given it with its parts changed, its own to change, and as it was.
+        change: is given a copy of a schema in which the inner ones are replaced, and the original; returns the
+            replacement.
     """
     if isinstance(schema, list):
         return [rewritten(each, change) for each in schema]

@@ -51,8 +51,8 @@ class Narrowing:
         self._looks, self._tries = _MOST_LOOKS, _MOST_TRIES
 
     def is_compiled(self, schema: Mapping[str, Any]) -> bool:
-        """Returns whether the grammar compiler takes the patterns and lengths of a string's schema as they are; True
-        without a look once too many were looked at.
+        """Returns whether the grammar compiler takes the patterns and lengths of a string's schema as they are; always
+        True once 300 doubtful schemas were tried.
         """
         text = json.dumps(schema)
         if not _DOUBTFUL.search(text):
@@ -62,7 +62,7 @@ class Narrowing:
 
     def narrowed(self, pattern: str, least: int = 0, most: int | None = None) -> str:
         """Returns a regular expression that the grammar compiler takes and that matches only texts of `pattern` of
-        `least` to `most` letters; empty if none is known, or too many were asked for.
+        `least` to `most` letters; empty if none is known, or after 40 calls.
         """
         self._tries -= 1
         return narrowed(pattern, least, most) if self._tries >= 0 else ""

@@ -33,14 +33,13 @@ _NAMES = 8  # that tell two objects apart
 
 
 def checked_schema(schema: Any, field: str) -> dict[str, Any]:
-    """Returns a JSON schema, rewritten for the grammar compiler: within limits, with `anyOf` for each `oneOf` whose
-    branches exclude each other, and closed to properties that it does not name unless it allows them: some models
-    would not come to an end.
+    """Returns a JSON schema rewritten for the grammar compiler: with `anyOf` for each `oneOf` whose branches exclude
+    each other, and closed to properties that it does not name, unless it allows them explicitly.
 
     Args:
-        field: what errors call it.
+        field: the schema's name in error messages.
     Raises:
-        UsageError: it is no schema, or beyond a limit.
+        UsageError: it is not a JSON schema, is beyond a limit, or fits no known value.
     """
     if schema is True:
         schema = {}

@@ -38,13 +38,13 @@ class TokenIndex:
         self._texts, self._ids = [text for text, _ in pairs], [id for _, id in pairs]
 
     def beginning(self, start: bytes) -> list[int]:
-        """Returns the ids of the indexed tokens whose bytes begin with these."""
+        """Returns the ids of the indexed tokens whose bytes begin with `start`."""
         first, end = self._range(start)
         return self._ids[first:end]
 
     def ending(self, number: bytes) -> list[int]:
-        """Returns the ids of the indexed tokens that begin with these bytes, the rest of a number, and go on with a
-        byte that no number has.
+        """Returns the ids of the indexed tokens that complete a number: their bytes begin with `number`, the rest of
+        it, and go on with a byte that no number has.
         """
         if not number:
             return self._others
@@ -77,8 +77,8 @@ class TokenTable:
         self._indexes: dict[tuple[TokenPart, bool], TokenIndex] = {}
 
     def text(self, id: int, part: TokenPart) -> bytes:
-        """Returns the bytes of a token that belong to a value: all, or those without the blanks between values, or
-        without these and a leading comma, as `part` says.
+        """Returns the bytes of a token that belong to a JSON value: as `part` says all, those without blanks outside
+        strings, or those without such blanks and a leading comma.
         """
         if part is TokenPart.ALL:
             return self.tokens[id]
@@ -86,8 +86,8 @@ class TokenTable:
         return text.lstrip(b",") if part is TokenPart.NEXT else text
 
     def index(self, part: TokenPart, *, ends_number: bool) -> TokenIndex:
-        """Returns an index, by the bytes of this part, of the tokens that have a byte with which a number can end, or
-        else a quotation mark, with which a string can.
+        """Returns an index, by the bytes that `part` selects, of the tokens that contain a byte that can follow a
+        number (`ends_number`), or else of those that contain a quotation mark.
         """
         found = self._indexes.get((part, ends_number))
         if found is None:

@@ -64,8 +64,7 @@ class _Tokens:
 def read_vocabulary(
     tokenizer: Tokenizer, stop_ids: Collection[int], size: int
 ) -> llguidance.LLTokenizer:
-    """Returns llguidance's tokenizer for a model's vocabulary, for masks of `size` ids; making it takes a second for
-    130,000 tokens.
+    """Returns llguidance's tokenizer for a model's vocabulary, with masks of `size` ids.
 
     Raises:
         UsageError: no token of the vocabulary ends an answer.

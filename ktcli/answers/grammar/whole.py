@@ -58,7 +58,7 @@ class Shape:
 
     @property
     def field(self) -> str:
-        """The name of the requested form, or of the requested calls, in error messages."""
+        """The name of the requested form, or of the requested calls, in error messages, such as "the form"."""
         if self.form is not None:
             return self.form.field
         return self.calls.field if self.calls is not None else "the form"
@@ -69,8 +69,8 @@ class Shape:
         return self.form is None and (self.calls is None or self.calls.free)
 
     def holds(self, style: CallStyle | None) -> bool:
-        """Returns whether these requirements constrain the answers of a model that writes tool calls in this style
-        (None: in none that is known).
+        """Returns whether answers need a grammar: always if a form or a call is required, else only if the model writes
+        tool calls in a known style (not None) that begins calls with a mark.
         """
         return not self.free or (style is not None and not style.bare)
 
@@ -86,11 +86,11 @@ def grammar_of(
     llguidance's format.
 
     Args:
-        style: how the model writes calls; None: in no way that is known.
-        prompt: the text before the answer; None: a text that goes on, in which nothing is a thought.
-        frame: the marks of its parts, if it does not speak in channels.
+        style: how the model writes calls; None: not known.
+        prompt: the text before the answer; None: the answer continues a plain text and has no thoughts.
+        frame: the marks around thoughts and text, unless the model writes in channels.
     Raises:
-        UsageError: the model cannot be held to it.
+        UsageError: the answers of this model cannot be constrained so.
     """
     writer = GrammarWriter(tokenizer)
     if prompt is not None and Channels.known_to(tokenizer):

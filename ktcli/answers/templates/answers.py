@@ -44,11 +44,10 @@ class Answers:
         stop_ids: Collection[int],
         known: CallStyle | None,
     ) -> Answers:
-        """Returns how a model's answers are parsed: by its answer template, and with the special and stop tokens of
-        its tokenizer.
+        """Returns the parsing of a model's answers by its answer template and its tokenizer's special and stop tokens.
 
         Args:
-            known: the style of tool calls that its chat template tells; None: none.
+            known: the style of tool calls found in the model's chat template; None: none.
         """
         special = [token for token in tokenizer.added if token.special]
         calls = template.field(FieldRole.CALLS)
@@ -74,22 +73,22 @@ class Answers:
 
     @property
     def thought(self) -> tuple[str, str]:
-        """The (opening, closing) texts around a thought; both empty if the template has no thoughts, or no simple
-        marks for them.
+        """The (opening, closing) texts around a thought; both empty if the template has no thoughts, or no example text
+        for both of their marks.
         """
         return _around(self.template.field(FieldRole.THOUGHT))
 
     @property
     def answer(self) -> tuple[str, str]:
-        """The (opening, closing) texts around the text for the user; both empty if it needs none, or has no simple
-        ones.
+        """The (opening, closing) texts around the text for the user; both empty if that text needs no marks, or there
+        is no example text for both.
         """
         found = self.template.field(FieldRole.ANSWER)
         return _around(found) if found is not self.template.rest else ("", "")
 
     def ending(self, last: Field | None) -> str:
-        """Returns the text of the stop token that closes a field, since the engine does not pass it on and parsing the
-        field needs it; empty if the field needs none.
+        """Returns the text of the stop token that closes the field `last`, which the engine does not pass on; empty if
+        no stop token closes it.
         """
         words = () if last is None or last is self.template.rest else last.words
         return next((text for text in self.endings if _is_in(text, words)), "")

@@ -61,7 +61,7 @@ def read_content(kind: Any, args: Any, depth: int = 0) -> FieldContent:
     """Returns the parsed content type of a field: its kind, and the settings of that kind.
 
     Raises:
-        ValueError: there is no such kind, or a setting makes no sense.
+        ValueError: the kind is unknown, or a setting is invalid.
     """
     if kind not in KINDS:
         raise ValueError(f"has an unknown kind: {str(kind)[:40]!r}")
@@ -229,11 +229,7 @@ def _lines(text: str, content: FieldContent) -> dict[str, Any]:
 
 
 def check_shape(shape: Any) -> None:
-    """Raises an error if a string in a field's `transform` has a placeholder, `{name}`, beside other text.
-
-    Raises:
-        ValueError: one has.
-    """
+    """Raises ValueError if a string in a field's `transform` has a placeholder, `{name}`, beside other text."""
     if isinstance(shape, (dict, list)):
         for part in shape.values() if isinstance(shape, dict) else shape:
             check_shape(part)

@@ -82,7 +82,9 @@ class AnswerParser:
 
     @property
     def field(self) -> Field | None:
-        """The field to which the answer's next character belongs, if no mark begins with it; None: to none."""
+        """The field to which the answer's next character belongs, if no mark begins with it; None if it belongs to no
+        field.
+        """
         return self._field
 
     def prime(self, prompt: str) -> None:

@@ -96,7 +96,7 @@ class Pattern:
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> Pattern:
-        """Returns the pattern that matches any of some literal texts, the longest that fits."""
+        """Returns the pattern that matches any of some literal texts, the longest one that fits."""
         longest = sorted(dict.fromkeys(texts), key=len, reverse=True)
         return cls("|".join(map(re.escape, longest)))
 
@@ -168,9 +168,11 @@ class Pattern:
     # --- what a thread at a node may do next --------------------------------------------------
 
     def closure(self, node: int, places: frozenset[TextPlace]) -> _Closure:
-        """Returns the nodes of the automaton that take a letter, or end the match, and to which `node` leads without a
-        letter where these anchors hold; the preferred first, each with the slots of group boundaries that are passed
-        on the way.
+        """Returns, the preferred first, (node, slots) for each node of the automaton that takes a letter or ends the
+        match and is reached from `node` without a letter; `slots` numbers the group boundaries passed on the way.
+
+        Args:
+            places: the anchors that hold at this position of the text.
         """
         known = self._closures.get((node, places))
         if known is None:

@@ -104,8 +104,8 @@ class Telling:
         self.calls = 0
 
     def tell(self, events: Iterable[Event]) -> Added:
-        """Returns what some events of the template's parser add to the answer: the text to remember, and events with
-        pieces of text, thoughts and tool calls.
+        """Returns what events of the template's parser add to the answer: the text that the conversation remembers, and
+        the events to show (pieces of text, thoughts, tool calls).
         """
         said, pieces = [], list[Read | AnswerPiece]()
         for event in events:

@@ -77,14 +77,14 @@ class Field:
 
     @property
     def streams(self) -> bool:
-        """Whether the field's text is its value, as that of a text or a number is, and need not be parsed as JSON or
-        pairs.
+        """Whether the field's text as it stands is its value, as for a text or a number, and is not JSON or pairs to be
+        parsed.
         """
         return self.content.kind in STREAMED
 
     def called(self, groups: Mapping[str, str]) -> str:
-        """Returns the name of the tool that is called, from the named groups of the mark that opened the field, if the
-        field's text is then the pairs of arguments; else an empty text.
+        """Returns the name of the tool that the field calls, if its text is the pairs of a call's arguments; else an
+        empty text. `groups` are the named groups of the mark that opened the field.
         """
         function = self.shape.get("function") if isinstance(self.shape, dict) else None
         match function:
@@ -101,7 +101,7 @@ class Field:
             body: the whole text of the field.
             groups: the named groups of the mark that opened it.
         Raises:
-            ValueError: the text has no such value, or a name in the shape has none.
+            ValueError: the text is not of its content type, or a placeholder of `transform` has no value.
         """
         value = value_of(body, self.content)
         if self.shape is None:
@@ -133,8 +133,8 @@ class AnswerTemplate:
         return next((field for field in self.fields if field.role is role), None)
 
     def begun(self, prompt: str) -> str:
-        """Returns the beginning of the answer that a prompt already has at its end; empty if there is none, or no mark
-        shows where it begins.
+        """Returns the part of the answer that a prompt already has at its end, behind the template's start mark; empty
+        if there is no such mark, or more than 65,536 characters follow it.
         """
         if self.starts:
             end = max(
@@ -156,7 +156,7 @@ def read_template(value: Any) -> AnswerTemplate:
     """Returns the answer template in a decoded `response_template` of a model's files.
 
     Raises:
-        ValueError: it is wrong, beyond a limit, or asks for what is not supported; the message says what.
+        ValueError: the template is invalid, beyond a limit, or asks for something unsupported; the message says what.
     """
     if not isinstance(value, dict):
         raise ValueError("it is not an object")

@@ -134,15 +134,15 @@ class TimeOptions:
     def replay_speed(
         self, facts: ServedFacts | None, token_bytes: int | None
     ) -> ReplaySpeed | None:
-        """Returns the speeds that the replay assumes: tokens of prompts computed, read from disk and generated per
-        second, and the factor by which the trace is stretched in time; None: neither --speed nor a model gives the
-        speed at which prompts are computed.
+        """Returns the tokens per second at which the replay computes prompts, reads them from disk and generates
+        answers, and the factor by which it stretches the trace in time; None if neither --speed nor a model gives the
+        first.
 
         Args:
-            facts: those of the named model; None: none was named.
+            facts: the facts of the named model, with its prompt speed; None: no model was named.
             token_bytes: the bytes of a token in the KV cache; None: not known.
         Raises:
-            UsageError: there is no speed, and another option depends on it.
+            UsageError: that speed is missing, and another option depends on it.
         """
         tok_s = self.speed or (facts.prompt_tok_s if facts else None)
         if tok_s is None:

@@ -233,8 +233,8 @@ class Made:
     def row(
         self, subject: Subject, result: BenchResult, trace: Trace | None = None
     ) -> dict[str, Any]:
-        """Returns the figures of a result as a row for --json, see `speed_row`; with a GPU, its figures are under
-        "device".
+        """Returns the figures of a result as a row for --json, see `speed_row`; if a GPU was used, "device" has the
+        figures of `device_figures`.
 
         Args:
             trace: the timeline of one decode step; None: none was taken.

@@ -112,8 +112,8 @@ def _remark(made: BaseChat, reply: Reply, asked: AnswerRequest) -> None:
 
 
 def document(made: BaseChat, reply: Reply, text: str, thinking: str) -> dict[str, Any]:
-    """Returns an answer as the document for --json: its text, its thoughts (`thinking`), the generated token ids, the
-    model, the reason why it ended, and counts and times.
+    """Returns an answer as the document for --json: its "text" and "thinking", the generated token "ids", "model", the
+    reason why it ended ("finish"), and "stats", with counts of tokens, seconds and tokens per second.
     """
     stats = reply.stats
     return {
@@ -165,7 +165,9 @@ def _taken_over(recorder: ChatRecorder, made: BaseChat, asked: AnswerRequest) ->
 
 
 def put_over(made: BaseChat, asked: AnswerRequest) -> None:
-    """Overrides the settings and the system text of a saved conversation by the options of the command line."""
+    """Overrides the settings and the system text of the chat `made`, a saved conversation, by those of the command
+    line.
+    """
     made.settings = asked.over(made.settings)
     if asked.answers.system is not None:
         made.conversation.system = asked.answers.system

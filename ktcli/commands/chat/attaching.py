@@ -55,7 +55,7 @@ class Attaching:
     @classmethod
     def of(cls, here: typer.Context) -> Attaching:
         """Returns the choices that decide whether the chat uses a running server, as the command line of `kt chat` and
-        the environment variables make them; the settings file is not asked, since servers read it as well.
+        the environment variables make them. The settings file plays no part: servers read it as well.
 
         Raises:
             UsageError: two options contradict each other.
@@ -79,12 +79,12 @@ class Attaching:
     def attach(
         self, ready: Ready, asked: str, hear: Callable[[TextModel], None] = lambda texts: None
     ) -> AttachedModel | None:
-        """Returns the model `ready` as a running server of the library has it; None: no server has it, servers are not
-        to be used, or the options do not allow this one. A server is made to load the model only where the setting
-        attach is "always".
+        """Returns the model `ready` on a running server of the library, for the chat to use; None if no server has it,
+        servers are not to be used, or the options do not allow this one. A server is made to load the model only where
+        the setting attach is "always".
 
         Args:
-            asked: the name that finds the model again.
+            asked: the name by which the model is found again later.
             hear: called with the model's text files (tokenizer, template) once they are read.
         """
         if self.when == NEVER or not _sockets():

@@ -76,8 +76,8 @@ class ModelChoice:
         self._settings_of, self._system_of, self._attach = settings_of, system_of, attach
 
     def names(self) -> Sequence[tuple[str, str]]:
-        """Returns pairs of the name of a converted model in the library and a remark: "answers now" for the open model,
-        which comes last if it lies outside the library; empty for the others.
+        """Returns pairs of the name of a converted model in the library and a remark, "answers now" for the open model,
+        else empty. An open model outside the library is the last pair.
         """
         here = self._open
         known = {each.label: each.path for each in library.conversions()}
@@ -122,8 +122,8 @@ class ModelChoice:
             self._how.listener.note(f"system: {now or '(none)'}")
 
     def outlives(self, error: DeviceError) -> bool:
-        """Returns whether the chat can continue after its GPU failed, and warns how: not if the GPU was asked for, or a
-        server has the model. See `Models`.
+        """Returns whether the chat can continue after its GPU failed, and if so warns the user how. It cannot if the
+        GPU was asked for, or the model is on a server. See `Models`.
         """
         where = "" if self._open.place else after_failure(error, self._how)
         if where:

@@ -40,14 +40,14 @@ def asked_server(
     here: typer.Context, server: str | None, key_file: Path | None, kept: KeptChat | None
 ) -> AskedServer | None:
     """Returns the address and API key of the server that the command line of `kt chat`, a saved conversation or the
-    settings name; None: the model is loaded in this process, or a server of its library has it.
+    settings name; None if they name none.
 
-    A kept conversation goes on where it was, unless --server says otherwise. The key file of the settings is for the
-    server of the settings, or for that of --server where the settings have none; to another server no key is sent that
-    the command line does not name.
+    A kept conversation continues on its server, unless --server names another. The key file of the settings is used for
+    the server of the settings only, or for that of --server if the settings name no server.
 
     Raises:
-        UsageError: it is no address, another option needs the model here, or others can read the key.
+        UsageError: the server is not an address, another option needs the model in this process, or others can read the
+            key file.
     """
     stated = config.stated("server")
     if server is not None:

@@ -33,7 +33,7 @@ def who_and_what(
     One argument is a model if it can be one, else a prompt for the default model if it contains white space.
 
     Raises:
-        UsageError, NotFound: it is neither; the hint has the nearest names.
+        UsageError, NotFound: the one argument is neither; the hint has the nearest names.
     """
     if name is None or prompt is not None:
         return default if name is None else name, prompt
@@ -56,12 +56,12 @@ def who_and_what(
 
 def words_for_model(prompt: str | None, option: str) -> str | None:
     """Returns the text to send to the model: `prompt` with the files that it names and the text on standard input below
-    it, or standard input alone; None: without either, on a terminal, the chat is interactive.
+    it, or standard input alone. None if there is no prompt and standard input is a terminal: the chat is interactive.
 
     Args:
-        option: one that needs a prompt; empty: none.
+        option: a given option that needs a prompt; empty: none.
     Raises:
-        UsageError: there is nothing to say, or a file that the prompt names cannot be read.
+        UsageError: the text is empty, `option` lacks its prompt, or a file that the prompt names cannot be read.
     """
     from ktcli.terminal import attachments
 
@@ -132,10 +132,10 @@ def standard_input(*, beside: bool = False) -> str:
     """Returns the text on standard input, read to its end; empty if it is closed.
 
     Args:
-        beside: whether there is a prompt without it. A pipe on which nobody can write any more, since only programs
-            that started this one hold its other end, is then left out instead of waited for.
+        beside: whether the command line has a prompt too. Then an empty pipe whose other end only ancestors of this
+            process hold open is not waited for.
     Raises:
-        UsageError: it is too long to be a prompt.
+        UsageError: the text has more than MAX_INPUT_BYTES (4 MiB).
     """
     try:
         stream = getattr(sys.stdin, "buffer", None) or io.BytesIO()

@@ -20,8 +20,8 @@ def assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def settings_file(word: str) -> Given | None:
-    """Returns the name of the settings file that a word gives, cut at 200 characters, and the keys and values in the
-    file; None: the word does not end in .yaml, .yml or .json.
+    """Returns a pair of the word, a file name cut at 200 characters, and a dict of the settings in the file; None if
+    the word does not end in .yaml, .yml or .json.
 
     Raises:
         NotFound, UsageError: see `finetune.document.read_document`.

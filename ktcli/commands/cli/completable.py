@@ -122,8 +122,8 @@ def _argument(words: str, metavar: str) -> Values:
 
 
 def values_of(metavar: str | None) -> Values:
-    """Returns the values that shell completion offers for a metavar: "auto|cpu|cuda|cuda:N" gives three words and a
-    free one, which has no completion; brackets around it, which mean that it is optional, are ignored.
+    """Returns the values that shell completion offers for a metavar: its literal words, and the kinds of names and
+    files that its other words stand for. "[auto|cpu|FILE]" gives two words and any file.
     """
     found = Values()
     for word in (metavar or "").strip("[]").split("|"):

@@ -21,8 +21,8 @@ def option(shape: str, help: str, **more: Any) -> Any:
     """Returns the `typer.Option` that declares a command-line option.
 
     Args:
-        shape: its names and the word for its value, as the help shows them: "--tokens -n N"; a flag has no value.
-        more: what `typer.Option` takes as well.
+        shape: the names of the option and the word for its value, "--tokens -n N"; a flag has no such word.
+        more: further arguments of `typer.Option`.
     """
     names = shape.split()
     metavar = None if names[-1].startswith("-") else names.pop()
@@ -69,9 +69,8 @@ def _source(context: typer.Context, name: str) -> str:
 
 
 def preferred(context: typer.Context, option: typer.CallbackParam, value: Any) -> Any:
-    """Returns the value of an option, or of the setting of its name if the option is not given.
-
-    A plan for another machine has nothing to do with the settings of this one.
+    """Returns `value` if the command line gives the option, or --machine (settings are for this machine only); else the
+    value of the setting of the option's name, or `value`, the default, if that is not set.
     """
     if not is_default(context, str(option.name)) or context.params.get("machine") is not None:
         return value
@@ -80,8 +79,8 @@ def preferred(context: typer.Context, option: typer.CallbackParam, value: Any) -
 
 
 def checked(check: Callable[[Any], object], *, else_setting: bool = False) -> Callable[..., Any]:
-    """Returns a callback for a `typer` option: it passes the value to `check`, if there is one, and returns it, before
-    anything is pulled for the command.
+    """Returns a callback for a `typer` option that returns its value, after passing it to `check` unless it is None.
+    The callback runs before the command does.
 
     Args:
         check: raises UsageError for a wrong value.
@@ -111,8 +110,8 @@ def preset_context(here: typer.Context, preset: Preset, context: int | None) -> 
 
 
 def writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Returns the path that an option gives, after checking that a file can be written there: before a measurement,
-    which takes minutes, and not after it; None if the option is not given.
+    """Returns the path that an option gives, after checking that a file can be written there; None if the option is not
+    given.
 
     Raises:
         UsageError: the file cannot be written.

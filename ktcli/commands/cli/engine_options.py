@@ -82,9 +82,9 @@ class EngineOptions:
 
         Args:
             context: the length of a session in tokens; None: the plan decides.
-            numa: the teams and their memory; None: as --numa, else this machine's setting, says.
+            numa: the teams of threads and their memory nodes; None: those of --numa, else of the setting numa.
             streams: the sequences that can have the whole context at the same time.
-            served: whether programs ask, whose prompts are long.
+            served: whether the engine is for a server, whose prompts are long.
         """
         from ktcli.assembly.request import DeviceWords, Wanted
 

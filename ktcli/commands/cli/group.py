@@ -26,7 +26,7 @@ class Commands(TyperGroup):
     """The click group of all commands, from the table."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Returns the click parameters of the group, for which typer's checks are limited to what was typed."""
+        """Returns the click parameters of the group; typer checks only values that were typed, see `trusted`."""
         return trusted(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -38,8 +38,8 @@ class Commands(TyperGroup):
         return load(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Returns what click's `resolve_command` does, the name, the command and the remaining arguments, after
-        checking the name.
+        """Returns the name of a command, the command and the remaining arguments, as click does, after checking the
+        name.
 
         Raises:
             UsageError: the name is unknown. NoMemoryLeft: the address space is limited to less than the command needs.

@@ -22,12 +22,12 @@ _COMMENT = "   "  # comes before what an example's line says of it
 
 
 def columns() -> int:
-    """Returns the width in columns for which help is written: that of the terminal, within limits."""
+    """Returns the width in columns for which help is written: that of the terminal, but 24 to 100."""
     return max(_LEAST_COLUMNS, min(shutil.get_terminal_size().columns, MOST_COLUMNS))
 
 
 def usage(command: Any) -> str:
-    """Returns the usage of a command behind its name: '[OPTIONS] NAME'."""
+    """Returns the part of a command's usage line that follows the command's name: "[OPTIONS] NAME"."""
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     shown = [_argument(each) for each in arguments]
     if not shown and getattr(command, "commands", {}):
@@ -42,7 +42,9 @@ def _argument(parameter: Any) -> str:
 
 
 def meaning(parameter: Any) -> tuple[str, str]:
-    """Returns two texts for the help on a parameter: its names with its metavar, and its help text with its default."""
+    """Returns two texts for the help on a parameter: its names with its metavar ("-n, --tokens N"), and its help text
+    with its default.
+    """
     if parameter.param_type_name == "argument":
         names = str(parameter.metavar).strip("[]")
     else:
@@ -60,8 +62,7 @@ def meaning(parameter: Any) -> tuple[str, str]:
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """Yields the paragraphs of a command's docstring; examples begin with spaces, and those that follow each other are
-    one."""
+    """Yields the paragraphs of a command's docstring; consecutive examples, indented by spaces, are one paragraph."""
     examples: list[str] = []
     for paragraph in text.split("\n\n"):
         if paragraph.startswith("  "):
@@ -80,8 +81,8 @@ def render(words: str, command: Any, parameters: Iterable[Any], width: int) -> s
     """Returns the text of a command's help: usage, description, arguments, options, subcommands.
 
     Args:
-        words: how it is called: "kt bench decode".
-        parameters: its arguments and options, that for its help too.
+        words: the words that call the command: "kt bench decode".
+        parameters: its arguments and options, including --help.
         width: the columns of the terminal.
     """
     parts = [wrapped(f"Usage: {words} {usage(command)}", width, " " * 7)]

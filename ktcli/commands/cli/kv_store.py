@@ -33,10 +33,10 @@ class KvStoreOptions:
 
 def asked_store(options: KvStoreOptions) -> SharedStore | MooncakePlace | None:
     """Returns the shared store of KV pages, a folder or a Mooncake store, that the options name, or the settings where
-    an option is not given; None: neither names one.
+    an option is not given; None if neither names one.
 
     Raises:
-        UsageError: a value makes no sense.
+        UsageError: a value is invalid, or an option does not apply to the store.
     """
     from ktcli.assembly.kvplaces import OFF, shared_place
 

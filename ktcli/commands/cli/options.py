@@ -123,12 +123,12 @@ MODES = " ".join(_MODES)
 def declared(
     command: Callable[..., None], modes: str = "", without: Collection[str] = ()
 ) -> Callable[..., None]:
-    """Returns a command as the function that typer takes: it has the options of each group one by one, in place of the
-    parameter that is the group, and those of its modes behind all others.
+    """Returns a command as a function for typer, in which each parameter that is a dataclass of options is replaced by
+    these options, and the options of the modes come last.
 
     Args:
-        modes: which of json and quiet it has: `out` heeds them, and the command itself knows nothing of them.
-        without: names of options that it does not have.
+        modes: which of "json" and "quiet" it has, separated by spaces; they are not passed to `command`.
+        without: names of options in the dataclasses to leave out.
     """
     shape, parameters = signature(command, eval_str=True), list[Parameter]()
     groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
@@ -173,8 +173,11 @@ class CommandFamily(typer.Typer):
     def command(  # type: ignore[override]
         self, name: str | None = None, *, modes: str | None = None
     ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-        """Returns a decorator that declares a function as a subcommand of this family, called `name` or as the function
-        is; `modes` lists those of --json and --quiet that it has, None: those of the family.
+        """Returns a decorator that declares a function as a subcommand of this family.
+
+        Args:
+            name: its name; None: the function's.
+            modes: which of "json" and "quiet" it has, separated by spaces; None: those of the family.
         """
         declare = super().command(name)
         return lambda verb: declare(declared(verb, self._modes if modes is None else modes))

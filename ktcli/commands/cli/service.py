@@ -25,10 +25,10 @@ def start_in_background(
     """Starts this command again as a background process, waits until it is ready, and prints how to stop it.
 
     Args:
-        title: of the progress bar.
-        port: where it will listen.
-        what: it is, for people.
-        unit: of the progress.
+        title: the title of the progress bar.
+        port: the port on which the process will listen.
+        what: the kind of process, for a message.
+        unit: the unit of the progress bar; "B": bytes.
     """
     from ktcli.server.process.background import start
 
@@ -51,9 +51,9 @@ def announcer(
     """Returns a function that prints that a server is ready, and tells its supervisor.
 
     Args:
-        said: the sentence that says so, with the address.
-        lines: the lines to print below it: what is served.
-        port: where it listens, if its log is shortened then; None: each request does that.
+        said: the sentence to print, with the address.
+        lines: the lines to print below `said`, about what is served.
+        port: the port of the server, whose log is then shortened; None: the log is left alone.
     """
     from ktcli.server.process.background import log_path, shorten
 
@@ -79,7 +79,8 @@ def print_as_unit(
     """Prints a systemd unit that runs this command line.
 
     Args:
-        arguments: the names or addresses that it serves, as they mean the same in any folder.
+        arguments: the model names or server addresses to serve, valid in any folder.
+        drain_s: the seconds that answers may take to finish when the server is stopped.
         reloads, routes: see `unit`.
     Raises:
         UsageError: the API key is on the command line.

@@ -184,9 +184,8 @@ def _filled(args: list[str], options: tuple[str, ...]) -> list[str]:
 
 
 def trusted(parameters: Iterable[Any], texts: Collection[str] = ()) -> list[Any]:
-    """Returns the click parameters of a command with typer's checks limited to what was typed and is not text:
-    defaults, and the parameters named in `texts`, are taken as valid. Later versions check with a library whose import
-    takes longer than all else before a command runs.
+    """Returns the click parameters of a command, changed so that typer checks only values that were typed: defaults,
+    and the parameters named in `texts`, are taken as valid.
     """
     found = list(parameters)
     for parameter in found:

@@ -34,11 +34,11 @@ _KEYS = (
 
 
 def read_words(words: Sequence[str]) -> FinetuneSettings:
-    """Returns the settings for reading rows of data that some arguments give: those in files of training settings,
-    overridden by key=value.
+    """Returns the settings for reading rows of data, from arguments that name files of training settings or are
+    key=value, which overrides the files.
 
     Raises:
-        UsageError: a word is neither, or a key has nothing to do with rows.
+        UsageError: an argument is neither, or a key does not affect how rows are read.
     """
     from ktcli.finetune.settings import READERS, WITHOUT_EFFECT, read_given
 
@@ -62,8 +62,8 @@ def read_words(words: Sequence[str]) -> FinetuneSettings:
 
 
 def sources_for(files: Sequence[Path], settings: FinetuneSettings) -> tuple[DataSource, ...]:
-    """Returns the data files to evaluate: those of the options, else the datasets of the settings, those of the
-    evaluation first.
+    """Returns the data files to evaluate: `files`, if there are any, else those of the settings eval_dataset or
+    dataset.
 
     Raises:
         UsageError: none is named. NotFound, BadData: see `sources_of`.
@@ -123,8 +123,9 @@ _WORST = 3  # rows that are named
 
 
 def document(loss: HeldOutLoss, text: Found | None, files: Sequence[str]) -> dict[str, Any]:
-    """Returns the result of an evaluation on held-out rows as the document for --json: the data, the loss of each model
-    and of each row. Losses are in nats per trained token unless their name says otherwise.
+    """Returns the result of an evaluation on held-out rows as the document for --json: "data" (files and counts of
+    rows), "results" (the loss of each model and its difference from the first) and "rows" (the losses of each row).
+    Losses are in nats per trained token unless their name says otherwise.
 
     Args:
         text: the result on a text; None: none was measured.

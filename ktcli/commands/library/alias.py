@@ -39,9 +39,7 @@ class PresetOptions:
 
     @property
     def preset(self) -> Preset:
-        """The preset of sampling, texts and lengths that the options give. Raises: UsageError: a
-        value makes no sense.
-        """
+        """The preset of sampling, texts and lengths that the options give. Raises: UsageError: a value is invalid."""
         given = {name.replace("_", "-"): value for name, value in asdict(self).items()}
         try:
             return Preset.of({**given, "stop": self.stop or None})
@@ -97,8 +95,8 @@ def alias(
 
 
 def name_it(name: str, target: str, preset: Preset = NOTHING) -> str:
-    """Sets the alias `name` to the model `target`, and prints what it meant before if that changes; returns the name
-    that it meant before, empty: the alias is new.
+    """Sets the alias `name` to the model `target`; returns the model that it meant before, empty if it is new, and
+    prints that model if it is another.
     """
     before = aliases.save(name, target, preset)
     if before and before != target:
@@ -107,8 +105,8 @@ def name_it(name: str, target: str, preset: Preset = NOTHING) -> str:
 
 
 def lasting_target(model: str, reference: Reference) -> str:
-    """Returns the model name to store for an alias: one that means the same from every folder, or another alias as it
-    is, so that it is followed.
+    """Returns the model name to store for an alias: one that means the same from every folder. The name of another
+    alias is returned unchanged, so that later changes of that one count.
     """
     stem = model.partition("@")[0].lower()
     if any(each.name.lower() == stem and not aliases.is_hidden(each) for each in aliases.every()):

@@ -22,10 +22,11 @@ def access_rules(
     web pages.
 
     Args:
-        names, origins: the host names and the origins of pages that are let in beside its own.
+        names, origins: further host names, and origins of web pages, to accept.
         who: the option or setting that gives the address, for an error's sentence.
     Raises:
-        UsageError: other machines reach it, or all pages, and there is no key; or what is let in is malformed.
+        UsageError: other machines or all web pages could use the server without a key; or a name or origin is
+            malformed.
     """
     require_key(host, has_key=bool(keys), who=who)
     hosts = frozenset(allowed_host(each, has_key=bool(keys)) for each in names)
@@ -39,7 +40,7 @@ def checked_root_path(said: str) -> str:
     """Returns the URL path of --root-path without slashes at its end; empty: there is none.
 
     Raises:
-        UsageError: it is not a path.
+        UsageError: `said` is not a URL path.
     """
     if said and not re.fullmatch(r"/[!-~]*", said):
         raise UsageError(f"--root-path {said[:100]!r} is not a path, such as /kt")
@@ -47,8 +48,8 @@ def checked_root_path(said: str) -> str:
 
 
 def reload_of(keys: ApiKeys, file: Path | None) -> Callable[[], None] | None:
-    """Returns a function that replaces `keys` by the API keys that the file has when it is called; if the file cannot
-    be used then, it prints a warning, and the keys stay. None: there is no file.
+    """Returns a function that replaces `keys` by the API keys that the file has when the function is called; if the
+    file cannot be used, it prints a warning and keeps the old keys. None if there is no file.
     """
     if file is None:
         return None

@@ -39,9 +39,9 @@ def first_lines(
 
     Args:
         pack: the name of the conversion.
-        plan: of the model as it was loaded.
-        address: the server's: "http://127.0.0.1:11435".
-        streams: the conversations that are answered at the same time.
+        plan: the plan by which the model was loaded.
+        address: the server's address: "http://127.0.0.1:11435".
+        streams: the number of conversations that are answered at the same time.
         ollama: the address for clients of Ollama.
         embeds: whether the model makes embeddings.
     """
@@ -66,7 +66,7 @@ def event_lines(model: str, address: str, events: EventsAddress) -> list[str]:
 
     Args:
         address: the server's: "http://127.0.0.1:11435".
-        events: where they are published.
+        events: the address where the events are published.
     """
     said = [
         f"--policy kv_aware --kv-event-model {model} --kv-event-block-size {PAGE_TOKENS} --kv-penalty-host 1",
@@ -77,8 +77,8 @@ def event_lines(model: str, address: str, events: EventsAddress) -> list[str]:
 
 
 def is_probe(entry: Mapping[str, Any]) -> bool:
-    """Returns whether a request is left out of the log, by its log entry: a request of kt's own commands, or a
-    successful one of a router about the load.
+    """Returns whether a request is left out of the log, by its log entry: a GET of kt's own commands through the Unix
+    socket, or a successful GET of /health, /loads or /v1/loads.
     """
     if entry["method"] != "GET":
         return False

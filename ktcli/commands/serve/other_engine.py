@@ -95,7 +95,7 @@ def is_other(here: typer.Context, words: OtherEngineOptions) -> bool:
     """Returns whether another engine than kt's own is asked for.
 
     Raises:
-        UsageError: there is no such engine, or an option goes with another one only.
+        UsageError: there is no such engine, or another option does not apply to it.
     """
     if words.engine not in (OWN, ENGINE):
         raise UsageError(

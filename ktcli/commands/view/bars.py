@@ -56,8 +56,8 @@ class MemoryBar:
 
     def draw(self, cells: int, glyphs: Sequence[str], limit: str) -> str:
         """Returns the bar as text of `cells` characters: one of `glyphs` for each part of a plan, in proportion to its
-        bytes, then the last glyph for the free rest; where the parts need more than the memory has, `limit` marks its
-        end.
+        bytes, then the last glyph for the free rest. Where the parts need more than the memory has, the character
+        `limit` stands at its end.
         """
         scale = max(self.need_bytes, self.have_bytes, 1)
         drawn, done = "", 0
@@ -88,8 +88,8 @@ def can_draw(stream: TextIO | None = None) -> bool:
 
 
 def bars_of(made: Plan, disk: DiskNeed | None = None) -> tuple[MemoryBar, ...]:
-    """Returns a bar for each memory that a plan uses, with the bytes needed and free: main memory as a whole or by
-    nodes, each GPU, and the disk if something must be downloaded or converted.
+    """Returns a bar for each memory that a plan uses, with the bytes needed and free: main memory (a bar for each NUMA
+    node if there are several), each GPU, and the disk if something must be downloaded or converted.
     """
     device = made.device
     near = _parts([line for line in made.lines if line.where != ON_GPU])
@@ -127,8 +127,8 @@ def _parts(lines: Sequence[Line]) -> tuple[int, ...]:
 
 
 def draw(bars: Sequence[MemoryBar]) -> str:
-    """Returns the text of the bars below each other, each with its bytes needed and free, and a
-    legend of their shades.
+    """Returns the text of the bars, one below the other, each with the bytes needed and free, and a legend of the
+    shades.
     """
     width, plain = out.width or _WIDTH, not can_draw()
     glyphs = [kind[2 if plain else 1] for kind in (*KINDS, _FREE)]

@@ -28,8 +28,8 @@ def calibrated_by(identity: str) -> str:
 
 def error_report(path: Path) -> dict[str, Any] | None:
     """Returns a document about the pack in a folder: its number formats and calibration, the relative errors of the
-    whole model by kind of tensor, errors and cosines of each file, and whether its int8 is that of an older kt; None if
-    the pack cannot be read.
+    whole model by kind of tensor, errors and cosines of each file, and whether its int8 format is an outdated one; None
+    if the pack cannot be read.
     """
     from ktcli.weights.losses import overall
 

@@ -67,8 +67,8 @@ def show_results(
     returns.
 
     Args:
-        ceilings: what the rows are compared with; None: with nothing of the machine's.
-        front: the figures before all others, which everyone asks for.
+        ceilings: the machine's measured limits, for comparison; None: they are left out.
+        front: figures to put first in the document.
     """
     head: dict[str, Any] = {**(front or {}), "machine": machine_figures(machine, pool)}
     if ceilings is not None:
@@ -77,7 +77,7 @@ def show_results(
 
 
 def threads_words(pool: Pool) -> str:
-    """Returns the threads for people: "2, avx512", "64 in 2 teams, amx"."""
+    """Returns the threads and instruction set of a pool as text: "2, avx512", "64 in 2 teams, amx"."""
     teams = len(pool.node_threads)
     return f"{pool.threads}{f' in {teams} teams' if teams > 1 else ''}, {pool.isa}"
 

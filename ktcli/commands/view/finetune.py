@@ -25,8 +25,8 @@ _MOST_POINTS = 2000  # of a line: more are not seen
 
 
 def plan_document(plan: FinetunePlan) -> dict[str, Any]:
-    """Returns the plan of a fine-tuning run as the document for --json: what is trained, memory, steps and predicted
-    seconds.
+    """Returns the plan of a fine-tuning run as the document for --json: the fields of `FinetunePlan`, the number of
+    trained parameters, the bytes needed, whether they fit, and the predicted seconds of the run.
     """
     found = asdict(plan)
     found.pop("advice")
@@ -131,7 +131,7 @@ def draw_losses(path: Path, losses: Points, evaluations: Points) -> None:
     Args:
         losses, evaluations: pairs of a step and its loss.
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     picture = new_picture(_WIDTH, _HEIGHT)
     every = [loss for _, loss in (*losses, *evaluations)]
@@ -164,13 +164,13 @@ def draw_losses(path: Path, losses: Points, evaluations: Points) -> None:
 
 
 def draw_losses_with_matplotlib(path: Path, losses: Points, evaluations: Points) -> None:
-    """Draws the training and evaluation losses of a run over its steps into a file, in the format of its suffix, one
-    that matplotlib can write, without a display.
+    """Draws the training and evaluation losses of a run over its steps into a file, in the format of its suffix, which
+    matplotlib must support; no display is needed.
 
     Args:
         losses, evaluations: pairs of a step and its loss.
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     from matplotlib.figure import Figure
 

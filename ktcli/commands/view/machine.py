@@ -35,15 +35,15 @@ class TeamsHere:
         return sum(team.threads for team in self.teams)
 
     def document(self) -> dict[str, Any]:
-        """Returns the teams of threads as the document for --json: the number of threads, the NUMA setting, and each
-        team.
+        """Returns the teams of threads as the document for --json: the number of threads, the NUMA setting, and the
+        threads, CPUs and memory nodes of each team.
         """
         teams = [asdict(team) for team in self.teams]
         return {"threads": self.count, "numa": str(self.numa), "teams": teams}
 
     def rows(self) -> list[tuple[str, str]]:
-        """Returns the rows about threads of a table for people, each a label and a text: one row, or with several teams
-        one for each below it.
+        """Returns rows for the table of `kt doctor`, each a label and a text: one about all threads and, if there are
+        several teams, one for each.
         """
         said = f", set by {self.forced}" if self.forced else ""
         if len(self.teams) == 1:
@@ -67,8 +67,8 @@ class TilesHere:
     choice: tiles.Choice | None
 
     def document(self) -> dict[str, Any]:
-        """Returns the report on AMX as the document for --json: each condition, whether it is used and why, and the
-        tokens per expert from which it is.
+        """Returns the report on AMX as the document for --json: the checks of CPU, operating system and permission,
+        whether AMX is used and why, and for each number format the tokens per expert from which it is used.
         """
         found, choice = self.verdict, self.choice
         least = choice.tile_min if choice else None
@@ -83,8 +83,8 @@ class TilesHere:
         }
 
     def rows(self) -> list[tuple[str, str]]:
-        """Returns the rows about AMX of a table for people, each a label and a text: whether it is used, below it the
-        checks that this rests on, and the batch size from which it is used.
+        """Returns rows for the table of `kt doctor`, each a label and a text: whether AMX is used, the checks of CPU,
+        system and permission, and the tokens per expert from which it is used.
         """
         found = self.verdict
         checks = {"CPU": found.cpuid, "system": found.os, "permission": found.permission}
@@ -139,7 +139,7 @@ class Examination:
 
     @property
     def has_tiles(self) -> bool:
-        """Whether this CPU could have AMX."""
+        """Whether this CPU has, or may have, AMX, so that the report on it is worth showing."""
         return self.begin is not None and self.begin.verdict.possible
 
 

@@ -35,7 +35,7 @@ def write(picture: xml.Element, path: Path) -> None:
     """Writes an SVG element to a file; the same picture gives the same file.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     tree = xml.ElementTree(picture)
     xml.indent(tree)
@@ -89,7 +89,7 @@ def draw_into(path: Path, draw: Callable[[Path], None]) -> None:
     is whole; prints a note.
 
     Raises:
-        KtError: it cannot be written.
+        KtError: the file cannot be written.
     """
     beside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:

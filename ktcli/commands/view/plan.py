@@ -98,8 +98,8 @@ def render(
     predictions, notes and advice.
 
     Args:
-        disk: what must come onto the disk; None: this is another machine.
-        following: what to do next, or what else would do: lines below the verdict at the end.
+        disk: the bytes to download and convert; None: the plan is for another machine.
+        following: further lines at the end, such as what to do next.
     """
     said, colour = ("fits", "green") if made.fits else ("does not fit", "red")
     sentence = out.fold(f"{safe(name)} {said}{_sizes(made)}", "  ")
@@ -259,8 +259,8 @@ def _traffic_words(made: Plan) -> str:
 
 
 def device_document(made: DevicePlan) -> dict[str, Any]:
-    """Returns the GPUs' part of a plan as a document for --json: bytes, resident experts, hit rate, deferral, prefill,
-    times in microseconds, and rates.
+    """Returns the GPUs' part of a plan as a document for --json: the bytes needed, the experts on GPUs and their
+    expected hit rate, deferral, prefill settings, times in microseconds, and the GPU's rates.
     """
     return {
         "gpus": [_segment_document(each) for each in made.segments],
@@ -308,8 +308,8 @@ def _segment_document(each: SegmentPlan) -> dict[str, Any]:
 
 
 def device_rows(made: DevicePlan) -> list[tuple[str, str]]:
-    """Returns the GPUs' part of a plan as rows of a table for people, each a label and a text: one for each GPU, then
-    the reasons of the plan's decisions.
+    """Returns the GPUs' part of a plan as rows of a table for people, each a label and a text: one for each GPU, how
+    busy CPU and GPU are, and the reasons for the plan's decisions.
     """
     rows = [(f"GPU {each.gpu.index}", _segment_words(made, each)) for each in made.segments]
     busy = f"CPU {made.cpu_busy:.0%} and GPU {made.gpu_busy:.0%} busy while decoding"

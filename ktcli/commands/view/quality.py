@@ -67,8 +67,8 @@ class Found:
         asked: EvalRequest,
         complete: bool,
     ) -> Found:
-        """Returns the results of an evaluation: for each variant that predicted enough tokens for an interval its
-        negative log-likelihood, and for all but the first the difference from the first.
+        """Returns the results of an evaluation: for each variant that predicted at least LEAST_VALUES (256) tokens the
+        mean negative log-likelihood with its interval, and for all but the first the difference from the first.
         """
         results = tuple(
             VariantResult(
@@ -289,7 +289,7 @@ def charts(found: Found) -> list[Chart]:
 
 def drawn(found: Found, columns: int) -> str:
     """Returns the charts of the differences from the first variant as text for a terminal of `columns` columns; empty
-    without differences, or room.
+    if there are no differences, or no room.
     """
     if len(found.results) < 2:
         return ""
@@ -300,7 +300,7 @@ def draw(found: Found, path: Path) -> None:
     """Writes the charts of an evaluation to an SVG file; the same figures give the same file.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     panels = charts(found)
     label = _LABEL * max(len(name) for chart in panels for name, _ in chart.rows)

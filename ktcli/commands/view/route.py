@@ -96,7 +96,9 @@ def _rows(settings: RouterSettings) -> list[tuple[str, str]]:
 
 
 def status_document(found: RouterStatus) -> dict[str, Any]:
-    """Returns the status of a router as the document for --json, with the fields of `RouterStatus`."""
+    """Returns the status of a router as the document for --json, with the fields of `RouterStatus`: its settings,
+    servers, and counts of requests.
+    """
     document: dict[str, Any] = msgspec.to_builtins(found)
     return document
 

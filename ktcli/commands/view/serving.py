@@ -32,7 +32,7 @@ def serving_document(
     milliseconds, throughputs per second.
 
     Args:
-        retokenized: the tokens of the answers as the server cuts them; None: it does not tell.
+        retokenized: the number of tokens of all answers, by the server's own count; None: unknown.
     """
     seconds = served.seconds
     shown: dict[str, float] = {}
@@ -162,7 +162,7 @@ def draw_percentiles(served: Served, title: str, path: Path) -> None:
     """Draws the percentiles of two latencies of a load test, TTFT and ITL in milliseconds, into an SVG file.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     panels = (("TTFT (ms)", served.latencies.ttft), ("ITL (ms)", served.latencies.itl))
     width = 2 * _MARGIN + len(panels) * (_AXIS + _PANEL + _MARGIN)

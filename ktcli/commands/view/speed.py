@@ -129,8 +129,8 @@ def batch_words(
     ceilings: Ceilings,
     profile: bool,
 ) -> str:
-    """Returns the rows of a benchmark with several numbers of simultaneous answers as text: a table with tokens per
-    second, gain and experts for each number.
+    """Returns the rows of a benchmark with several numbers of simultaneous answers as text: a table with a row for each
+    number: tokens per second, the gain over the first row, and the experts per layer that a step uses.
     """
     first = speed_words(rows[0], results[0], pool, ceilings, profile=False).split("\n")
     head = [line for line in first if line.startswith(("Model", "Threads", "Ceiling"))]
@@ -173,7 +173,8 @@ class Used:
 
 
 def device_figures(used: Used, result: BenchResult, trace: Trace | None) -> dict[str, Any]:
-    """Returns the figures of a GPU in a benchmark, for --json: experts on it, hit rate, busy times and rates.
+    """Returns the figures of a GPU in a benchmark, for --json: experts on it by layer, hit rates and busy times in
+    percent, and its rates.
 
     Args:
         trace: the trace of one decode step; None: none was taken.
@@ -203,8 +204,8 @@ def device_figures(used: Used, result: BenchResult, trace: Trace | None) -> dict
 
 
 def trace_figures(trace: Trace) -> dict[str, Any]:
-    """Returns the figures of the traced step for --json: its milliseconds, launches, and busy shares of CPU and GPU in
-    percent; the profiler slows it down a little, so shares count, not its time.
+    """Returns the figures of a traced decode step for --json: its milliseconds (with the profiler's overhead), kernel
+    launches, and busy shares of CPU and GPU in percent.
     """
     of_device = [event for event in trace.events if event.track == DEVICE]
     found: dict[str, Any] = {

@@ -52,7 +52,7 @@ class ReplaySubject:
 
 def replay_document(about: ReplaySubject, compared: Compared) -> dict[str, Any]:
     """Returns the results of a replayed trace as the document for --json: the trace, the results of each fleet of
-    servers, and what is needed. Shares are in percent, sizes in tokens; None: without a limit.
+    servers, and what is needed. Shares are in percent, sizes in tokens; a size is None if there is no limit.
     """
     trace, speed = about.trace, compared.speed
     found = recommend(compared, about.most_wait_s)
@@ -184,7 +184,7 @@ def _cells(about: ReplaySubject, compared: Compared, each: Replayed) -> list[str
 
 def answer(about: ReplaySubject, compared: Compared, found: Recommendation) -> list[str]:
     """Returns the answer of a replay as sentences: whether a router, larger cache or more servers would help, and how
-    much; a pure function of its arguments.
+    much.
     """
     lines = [_need_words(about, compared, found)]
     lines += _routing_words(about, compared)
@@ -288,7 +288,7 @@ def _p95(each: Replayed) -> float:
 
 
 def size(about: ReplaySubject, blocks: int | None) -> str:
-    """Returns the size of a cache of `blocks` blocks for people, in bytes where those of a token are known, else in
+    """Returns the size of a cache of `blocks` blocks for people, in bytes if the bytes per token are known, else in
     tokens; "unlimited" for None, "none" for 0.
     """
     if not blocks:

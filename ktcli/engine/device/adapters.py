@@ -121,8 +121,8 @@ class DeviceUpdates:
 
     @property
     def products(self) -> Mapping[str, int]:
-        """A mapping from the names of the weight tensors whose products can be updated to the ranks that there is room
-        for; 0: none.
+        """A mapping from the name of each weight tensor whose products can be updated to the most ranks that its
+        updates may have; 0: it cannot be updated.
         """
         return self._ranks
 
@@ -165,8 +165,8 @@ class DeviceUpdates:
             self._on_host.forget(number, adapter)
 
     def accompany(self, host: HostExperts | None) -> None:
-        """Sets the experts in main memory that steps use from now on, and gives them the updates of all attached
-        adapters; None: no experts are there.
+        """Makes steps use `host` as the experts in main memory from now on, and loads the updates of all attached
+        adapters into it; None: no experts are in main memory.
         """
         self._host, self._in_use = host, None
         if self._on_host is not None:

@@ -48,15 +48,15 @@ def host_blocks(
     streams: Mapping[int, Stream],
     rows: RowOf,
 ) -> list[HostBlock]:
-    """Returns one `HostBlock` for each of these parts of layers, which are MLPs or shared experts that the CPU
-    computes: the recorded operations, with the weights in main memory and the layer's stream.
+    """Returns one `HostBlock` for each of `parts`, MLPs or shared experts that the CPU computes: its recorded
+    operations, its weights in main memory and its layer's stream.
 
     Args:
         parts: the layers' parts that lie in main memory.
         loaded: their weights in main memory, by name.
-        vectors: those on the devices, with the biases, of which main memory gets copies.
-        streams: the stream of each layer.
-        rows: the rows of kernels of some parts.
+        vectors: the vectors on the devices, by name; main memory gets copies of the parts' biases.
+        streams: the stream of each layer, by its number.
+        rows: the kernels' instruction set of some parts; the others use the pool's.
     """
     found = []
     for part, recording in _recordings(model, parts).items():
@@ -105,8 +105,8 @@ class SharedBuffers:
         self._made: dict[tuple[int, int], View] = {}
 
     def append(self, block: HostBlock) -> tuple[View, View]:
-        """Appends a block's operations to the program; returns the views (input, output) of the program's buffers that
-        hold the rows that the block reads and those that it writes.
+        """Appends a block's operations to the program; returns the pair (input, output) of views of the program's
+        buffers: the rows that the block reads, and those that it writes.
         """
         widths = [buffer.width for buffer in block.recording.buffers]
         views = [self._view(width, widths[:i].count(width)) for i, width in enumerate(widths)]

@@ -89,12 +89,12 @@ class DeviceCache:
     def parts(
         self, widths: Sequence[Sequence[int]], *, windowed: bool = False
     ) -> list[torch.Tensor]:
-        """Returns a view [pages, elements] of each part of each layer's KV-cache pages, one tensor per part, the
-        scratch page included; of the layers with window pages if `windowed`, else of all others.
+        """Returns views [pages, elements] of the KV-cache pages, the scratch page included: one tensor for each part of
+        each layer, such as its keys, in the order of the layers; only the layers with window pages if `windowed`, else
+        only the others.
 
         Args:
-            widths: the elements of a position in each layer's parts, see `cached_parts`; a part lies together for all
-                pages (`own_parts`).
+            widths: for each layer, the elements per position of each part, see `cached_parts`.
         """
         return [
             part.view(count, -1)
@@ -128,9 +128,9 @@ class PageCopy:
 
 
 def cached_parts(recording: Recording, layers: int, fmt: CacheFormat = BF16) -> list[list[int]]:
-    """Returns, for each layer, the numbers of elements per position of the parts into which its operations split the
-    layer's KV-cache pages, such as keys and values; behind them, if the format has scales, the number of scales per
-    position of each part.
+    """Returns a list for each layer: the number of elements per position of each part, such as keys and values, into
+    which the layer's operations split its KV-cache pages. If the format has scales, the number of scales per position
+    of each part follows.
     """
     scales: list[list[int]] = [[] for _ in range(layers)]
     cuts: list[set[int]] = [{0} for _ in range(layers)]

@@ -141,8 +141,9 @@ class DecodeStep:
         temperatures[:n], temperatures[n:] = [run.temperature for run in runs], 0.0
 
     def summary(self, row: int, temperature: float) -> Logits:
-        """Returns the logits of sequence number `row` of the last step, with their block-wise summary, as views of
-        buffers that the next step overwrites. `temperature` is that of the sequence's run.
+        """Returns the logits of sequence number `row` of the last step, with the greatest value and the sum of
+        exponentials of each block of 64, as views of buffers that the next step overwrites. `temperature` is that of
+        the sequence's run.
         """
         return Logits(
             self._logits[row].numpy(),
@@ -256,7 +257,7 @@ def fill_tables(
     Args:
         tables: [n, P], perhaps more rows than runs.
         given: the tables of the runs, in which negative numbers stand for no page.
-        nobody: the page number written where a run has no page: no row sees what is there.
+        nobody: the page number written where a run has no page; no row reads that page's contents.
     """
     tables[:] = nobody
     for table, pages in zip(tables, given, strict=False):

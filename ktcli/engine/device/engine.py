@@ -154,8 +154,8 @@ class DeviceEngine(Engine):
         return depth_at(self.placement.depths, position)
 
     def follow(self, depths: tuple[tuple[int, int], ...]) -> None:
-        """Sets the depths of deferral that are used from now on: pairs (position, number of experts that a token from
-        there on may defer), see `Placement.depths`.
+        """Sets the depths of deferral that are used from now on: for each pair (position, n), tokens from that position
+        on may defer n experts, see `Placement.depths`.
         """
         self.placement = replace(self.placement, depths=depths)
 
@@ -212,7 +212,7 @@ class DeviceEngine(Engine):
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether logits have the same bits in any batch: always False, as kernels of the device round otherwise for
+        """Whether logits have the same bits in any batch: always False, as kernels of the device round differently for
         other numbers of rows.
         """
         return False
@@ -220,14 +220,14 @@ class DeviceEngine(Engine):
     @property
     def step_times(self) -> None:
         """The expected seconds of decode steps by their number of rows: always None, as kernels of the device round
-        otherwise for other numbers of rows, so that drafts could change an answer.
+        differently for other numbers of rows, so that drafts could change an answer.
         """
         return None
 
     @property
     def piece_times(self) -> PieceTimes:
-        """The assumed seconds of steps that read pieces of a prompt, by their tokens: nobody has modelled them for a
-        device.
+        """The assumed seconds of steps that read pieces of a prompt, by their tokens; they are not modelled for
+        devices.
         """
         return PieceTimes.assumed(self.max_tokens)
 

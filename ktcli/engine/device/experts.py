@@ -68,8 +68,8 @@ class LayerWeights:
 
     @cached_property
     def slice_extras(self) -> tuple[Extras, ...]:
-        """The experts' biases and activation for the columns of each NUMA node's slice of the experts' width; nodes
-        without columns are left out.
+        """The experts' biases and activation for each NUMA node: one `Extras` for the columns of the node's slice of
+        the experts' width. Nodes without columns are left out.
         """
         ends = np.cumsum([down.k for down in self.down]).tolist()
         spans = zip([0, *ends[:-1]], ends, strict=True)
@@ -228,8 +228,8 @@ class HostExperts:
 
     def outbox(self, layer: int, n_tokens: int) -> Sent | None:
         """Returns the pinned buffers (x f32, ids int32 and gate f32, each of `n_tokens` rows) into which a kernel may
-        write a layer's input and routing for the CPU; None: the CPU has no experts of the layer, or there are too many
-        rows, which `enter` copies.
+        write a layer's input and routing for the CPU; None: the CPU has no experts of the layer, or there are more than
+        SENT_ROWS rows, which `enter` copies.
         """
         if not self.has(layer) or n_tokens > SENT_ROWS:
             return None
@@ -239,8 +239,9 @@ class HostExperts:
     def enter(
         self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool = False
     ) -> None:
-        """Enqueues the start of the CPU's work on its experts of a layer, with x [T, hidden] f32, ids and gate [T,
-        top_k], which are all on the device, or already in the buffers of `outbox` if `sent`.
+        """Enqueues the start of the CPU's work on its experts of a layer, and first a copy of their inputs from the
+        device: x [T, hidden] f32, ids and gate [T, top_k]. If `sent`, the inputs are in the buffers of `outbox`
+        already.
         """
         i, stream = self._numbers[layer], self._of_layer[layer]
         if not sent:
@@ -266,11 +267,11 @@ class HostExperts:
         return part in self._blocks
 
     def compute(self, part: LayerPart, x: Tensor, meanwhile: Callable[[], object]) -> Tensor:
-        """Returns the output that the CPU computes of an MLP in main memory for x [T, hidden] f32; both are on the
-        device.
+        """Returns the output of an MLP in main memory for x [T, hidden] f32, which the CPU computes; `x` and the output
+        are on the device.
 
         Args:
-            meanwhile: called to enqueue work for the device, which it does while the CPU computes.
+            meanwhile: called to enqueue work that the device does while the CPU computes.
         """
         block = self._blocks[part]
         send(block.stream, x, block.x)
@@ -306,8 +307,8 @@ class HostExperts:
         self._offload.result()
 
     def spans(self) -> Sequence[PartSpan]:
-        """Returns the start and end times of the CPU's work on experts in the last step, one span for each part of a
-        layer; a span's layer is an index into `numbers`.
+        """Returns the start and end times of the CPU's work on experts in the last step: for each layer one span, and
+        one more if it computed deferred experts. A span's `layer` is an index into `numbers`.
         """
         return [span for span in self._offload.spans() if span.layer < len(self._numbers)]
 
@@ -324,8 +325,8 @@ class HostExperts:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The indexes, among all layers with experts, of those with experts in main memory, in the order in which
-        `spans` counts them.
+        """For each layer with experts in main memory, its index among all layers with experts; the `layer` of `spans`
+        is an index into this tuple.
         """
         return tuple(self._numbers)
 
@@ -336,8 +337,8 @@ class HostExperts:
         return self._program.profile()
 
     def hits(self, n_tokens: int) -> dict[int, int]:
-        """Returns a mapping from each layer with experts in main memory to the number of (token, expert) pairs that the
-        CPU computed there in the last step, of `n_tokens` tokens.
+        """Returns, for each layer with experts in main memory, by its index among all layers with experts, the number
+        of (token, expert) pairs that the CPU computed in the last step, which had `n_tokens` tokens.
         """
         ids = {layer: self._ids[i][:n_tokens].numpy() for layer, i in self._numbers.items()}
         return {
@@ -432,8 +433,8 @@ def _unpin(streams: Sequence[Stream], address: int) -> None:
 
 
 def spin_us(device: torch.device, threads: int) -> int:
-    """Returns the microseconds for which the CPU's threads spin before they sleep, beside a device; fewer if there are
-    no more cores than threads, as one thread of the device's stream waits, too.
+    """Returns the microseconds for which the CPU's threads spin before they sleep: 5000 beside a GPU if more cores are
+    usable than `threads`, else 200.
     """
     usable = len(os.sched_getaffinity(0))
     return _SPIN_US if device.type == "cuda" and threads < usable else _SPIN_CROWDED_US

@@ -97,8 +97,9 @@ def _expert_layers(
 def one_count(
     progress: Progress | None, model: Model, recipe: Recipe
 ) -> tuple[Progress, Progress] | tuple[None, None]:
-    """Returns the progress functions of two loads that run one after the other and together read every tensor once:
-    both report to `progress` the bytes done, of those of the whole model. (None, None) if `progress` is None.
+    """Returns the progress functions of two loads, the first and the second, which together read every tensor of the
+    model once. Both call `progress` with the bytes that the loads have done together and the bytes of the whole model.
+    (None, None) if `progress` is None.
     """
     if progress is None:
         return None, None

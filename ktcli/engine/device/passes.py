@@ -75,8 +75,8 @@ class Pass:
 
 
 def passes(runs: Sequence[Run], rule: LongPrompts, most: int) -> list[Pass]:
-    """Returns the runs of a batch grouped into passes, those computed together, in the order in which they are to run;
-    a run that is too long for a pass is cut.
+    """Returns the runs of a batch grouped into passes, runs that are computed together, in the order in which the
+    passes are to be computed; a run that is too long for one pass is cut.
 
     Args:
         rule: says which prompts have their experts copied to the device, in passes of their own.

@@ -106,8 +106,9 @@ class Coupled(Runner):
         return layer, x.shape[0], self._own
 
     def elsewhere(self, part: LayerPart) -> Callable[[Tensor], Tensor] | None:
-        """Returns a function that has the CPU compute the MLP `part` of rows [T, H] on the device, and returns its
-        output there, while the device computes its own started experts; None: the MLP is not in main memory.
+        """Returns a function that computes the MLP `part` on the CPU, while the device computes its own experts that
+        were started; it takes rows [T, H] on the device and returns the MLP's output there. None: the MLP is not in
+        main memory.
         """
         host = self._host
         if host is None or not host.has_block(part):
@@ -116,15 +117,15 @@ class Coupled(Runner):
         return lambda x: host.compute(part, x, lambda: own and own.sum())
 
     def along(self, pending: Any, mlp: Mlp) -> Parts | None:
-        """Computes the device's share of the experts that `start` returned as `pending` together with an MLP of the
-        same rows, in the same kernels; returns the MLP's output; None: the MLP was not computed.
+        """Computes the device's share of the experts that were started as `pending` together with an MLP of the same
+        rows, in the same kernels. Returns the MLP's output; None: the MLP was not computed.
         """
         own: OwnExperts | None = pending[2]
         return None if own is None else own.along(mlp)
 
     def finish(self, pending: Any) -> Tensor | Parts:
-        """Waits for the CPU and returns the weighted sum of all chosen experts of the layer, the CPU's and the
-        device's, [T, H]; as `Parts`, not yet added up, if a merged kernel computed the device's share.
+        """Waits for the CPU and returns the weighted sum [T, H] of all chosen experts of the layer, the CPU's and the
+        device's; if a merged kernel computed the device's share, as `Parts`: its summands, not yet added up.
         """
         layer, n_tokens, chosen = pending
         self._own = None

@@ -131,8 +131,8 @@ def _numbered(device: torch.device) -> torch.device:
 
 
 def kind_of(segments: Sequence[Segment]) -> str:
-    """Returns the model name of the devices if all are of one model; else, for each segment, the number of layers and
-    the model of its device, as in "24 x A, 24 x B".
+    """Returns the model name of the devices if it is the same for all; else a text like "24 x A, 24 x B": for each
+    segment, the number of its layers and the model name of its device.
     """
     names = [device_name(each.device) for each in segments]
     if len(set(names)) == 1:

@@ -46,8 +46,9 @@ class Stream(Protocol):
         """The device on which the stream's work runs."""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Enqueues a copy of `source` to `target`, of one shape and dtype, without gaps; either may lie in pinned
-        host memory."""
+        """Enqueues a copy of `source` to `target`, both contiguous and of the same shape and dtype; either may lie in
+        pinned host memory.
+        """
 
     def call(self, function: int, argument: int) -> None:
         """Enqueues the call of a C function of type cudaHostFn_t, given by its address, with `argument`."""
@@ -81,25 +82,25 @@ class Stream(Protocol):
         """Captures the device work that `work` enqueues, which must always touch the same memory and never read a
         result; returns a function that enqueues the same work again.
 
-        `work` has run before: kernels are compiled and workspaces taken by then.
+        `work` must have run before, so that its kernels are compiled and its workspaces allocated.
         """
 
     def running(self) -> AbstractContextManager[None]:
         """Returns a context in which torch's own operations go to the stream."""
 
     def synchronize(self) -> None:
-        """Waits until all work of the stream is done; a core may be busy with waiting.
+        """Waits until all work of the stream is done; the wait may keep a core busy.
 
         Raises:
-            DeviceError: something failed.
+            DeviceError: work of the stream failed.
         """
 
     def sleep(self) -> None:
-        """Waits until all work of the stream is done, some tens of microseconds longer, and leaves the core to
-        others meanwhile.
+        """Waits until all work of the stream is done, as `synchronize`, but leaves the core to others meanwhile; this
+        takes some tens of microseconds longer.
 
         Raises:
-            DeviceError: something failed.
+            DeviceError: work of the stream failed.
         """
 
 
@@ -123,7 +124,7 @@ class HostStream:
         self.log: deque[StreamCall] = deque(maxlen=_LOG_CALLS)
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Copies `source` to `target`, of one shape and dtype, without gaps."""
+        """Copies `source` to `target`, both contiguous and of the same shape and dtype."""
         _require_whole(target, source)
         with self._logged("copy"):
             target.copy_(source)
@@ -230,7 +231,7 @@ class CudaStream:
         self._graphs: Any = None
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Enqueues a copy of `source` to `target`, of one shape and dtype, without gaps."""
+        """Enqueues a copy of `source` to `target`, both contiguous and of the same shape and dtype."""
         _require_whole(target, source)
         with self.running():
             target.copy_(source, non_blocking=True)
@@ -305,10 +306,10 @@ class CudaStream:
             yield
 
     def synchronize(self) -> None:
-        """Blocks until all work of the stream is done; a core may be busy with waiting.
+        """Blocks until all work of the stream is done; the wait may keep a core busy.
 
         Raises:
-            DeviceError: something failed.
+            DeviceError: work of the stream failed.
         """
         with device_errors("a step"):
             self._stream.synchronize()
@@ -317,7 +318,7 @@ class CudaStream:
         """Blocks until all work of the stream is done, and leaves the core to others meanwhile.
 
         Raises:
-            DeviceError: something failed.
+            DeviceError: work of the stream failed.
         """
         with device_errors("a step"):
             _Event(self._stream, blocking=True).event.synchronize()
@@ -333,11 +334,11 @@ class CudaStream:
 
 
 def pinned_memory(device: torch.device, size_bytes: int) -> Tensor:
-    """Returns newly allocated pinned host memory, uint8 [size_bytes], for a GPU that is the thread's current one. It is
-    not torch's own, which ends the process where it comes back after the GPU has failed.
+    """Returns newly allocated pinned host memory, uint8 [size_bytes], for the GPU `device`, which must be the thread's
+    current one. Torch's own allocator is not used: it ends the process if memory is freed after the GPU has failed.
 
     Raises:
-        DeviceError: the system does not allow so much.
+        DeviceError: the system does not allow so much pinned memory.
     """
     page = mmap.PAGESIZE
     room = np.empty(size_bytes + 2 * page, dtype=np.uint8)
@@ -378,8 +379,8 @@ def _nothing_collected() -> Iterator[None]:
 
 @contextmanager
 def one_step(streams: Sequence[Stream]) -> Iterator[None]:
-    """Opens a context for a step in these streams: it begins when no work of the step before is in flight, and waits
-    for its own work if it is interrupted, so that the buffers that steps share are free.
+    """Opens a context for a step in these streams. It waits for the work of the step before on entry, and for the
+    step's own work if an exception interrupts it, so that the buffers that steps share are free.
 
     Raises:
         DeviceError: the device failed.
@@ -404,9 +405,7 @@ def stream_on(device: torch.device, number: int = 0) -> Stream:
 
 
 def device_name(device: torch.device) -> str:
-    """Returns the name of a device's model, for example that of the GPU, or "cpu": two devices of one model give
-    results of the same bits.
-    """
+    """Returns the name of a device's model: that of the GPU, or the type of another device, such as "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 

@@ -99,16 +99,16 @@ def load_device(
     progress: Progress | None = None,
     apart: Collection[LayerPart] = (),
 ) -> DeviceModel:
-    """Loads all of a model's weights but the experts and parts that main memory has into device memory; returns them,
-    with the embedding in host memory.
+    """Loads a model's weights into device memory, except for the experts and parts that stay in main memory; returns
+    them, with the embedding in host memory.
 
     Args:
         mask: true for the experts on the device, bool [MoE layers, E].
-        devices: the device of each layer; the last one's has the head.
+        devices: the device of each layer; the last layer's also has the head.
         progress: called with the bytes loaded so far and the bytes in all.
-        apart: the parts of layers that are in main memory.
+        apart: the parts of layers that stay in main memory.
     Raises:
-        torch.OutOfMemoryError: the device has not so much; nothing was read.
+        torch.OutOfMemoryError: a device has too little memory; nothing was read.
         BadPack: the files are damaged.
     """
     parts = _parts(model, recipe, mask, apart)

@@ -23,8 +23,8 @@ from ktcli.records import dataclass
 
 
 def paged_elements(dim: int, every: int, multiple: int = 1) -> int:
-    """Returns the number of elements that are cached per position for rows of `dim` columns, of which a page of 64
-    positions has one for each window of `every` positions that ends in it, and at least one.
+    """Returns the number of elements cached per position, rounded up, if a page of 64 positions holds one row of `dim`
+    columns for each window of `every` positions that ends in it, and at least one row.
 
     Args:
         multiple: the rows of a page are rounded up to a multiple of this.
@@ -94,8 +94,8 @@ class Gqa(Operation):
 
     @property
     def cached(self) -> Cached:
-        """The numbers of elements that the layer caches for each position: of the keys and of the values of all heads,
-        before those of an indexer.
+        """The elements that are cached for each position: two parts, the keys and the values of all heads, before the
+        `shape.beside` elements of an indexer.
         """
         s = self.shape
         parts = s.kv_heads * s.head_dim, s.kv_heads * s.value_dim
@@ -144,8 +144,8 @@ class ChooseShape:
 
     @property
     def partials(self) -> int:
-        """The number of f32 elements of scratch that scoring all places of one page takes for one token: their keys,
-        scores, and sorted scores with numbers of 64 bits.
+        """The number of f32 elements of scratch that scoring all places of one page takes for one token: per place
+        `dim` for its key, and 5 per head for scores and sorting.
         """
         return max(1, PAGE_TOKENS // self.every) * (self.dim + 5 * self.heads)
 
@@ -170,9 +170,7 @@ class Choose(Operation):
 
     @property
     def cached(self) -> Cached:
-        """The number of elements of the index key that the layer caches for each position,
-        behind those of attention.
-        """
+        """The elements that are cached for each position: one part, the index key, after `shape.behind` others."""
         return Cached(self.shape.behind, (self.shape.elements,), 0)
 
     def widths(self) -> Widths:
@@ -229,8 +227,8 @@ class Mla(Operation):
 
     @property
     def cached(self) -> Cached:
-        """The number of elements that the layer caches for each position: the latent and the rotated key, before those
-        of an indexer.
+        """The elements that are cached for each position: one part, the latent and the rotated key, before the
+        `shape.beside` elements of an indexer.
         """
         s = self.shape
         return Cached(0, (s.lora + s.rope,), s.beside, (s.cached_heads,))
@@ -272,13 +270,13 @@ class MqaShape:
 
     @property
     def paged(self) -> int:
-        """The number of elements of pooled rows that are cached per position; 0: there are no pooled rows."""
+        """The number of elements cached per position for pooled rows, one row per window of positions; 0: none."""
         return paged_elements(self.dim, self.every) if self.every else 0
 
     @property
     def partials(self) -> int:
-        """The number of f32 elements of scratch that one token's attention to all pooled rows of one page takes: the
-        rows three times, and their scores; 0: there are no pooled rows.
+        """The number of f32 elements of scratch that one token's attention to all pooled rows of one page takes: per
+        row 3 * dim for copies of it, and 2 per head for its scores; 0: there are no pooled rows.
         """
         if not self.every:
             return 0
@@ -314,7 +312,7 @@ class Mqa(Operation):
 
     @property
     def cached(self) -> Cached:
-        """The number of elements of pooled rows that the layer caches for each position, before those of an indexer."""
+        """The elements cached for each position: one part, of pooled rows, before the `shape.beside` of an indexer."""
         return Cached(0, (self.shape.paged,), self.shape.beside)
 
     def widths(self) -> Widths:

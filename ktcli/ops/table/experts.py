@@ -165,6 +165,6 @@ class Carry(Operation):
 
     def widths(self) -> Widths:
         """Returns, by field name, the number of columns of `deferred`, the sum of the previous layer's deferred
-        experts: as many as x has, to which it is added.
+        experts: as many as x has.
         """
         return {"deferred": self.x.width}

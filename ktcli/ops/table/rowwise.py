@@ -171,8 +171,8 @@ class Swiglu(Operation):
     glu: Glu = SILU
 
     def widths(self) -> Widths:
-        """Returns, by field name, the number of columns of x, which are gate and up in whole runs of 16 or up alone,
-        and of the result `out`.
+        """Returns, by field name, the numbers of columns of x (gate and up in whole runs of 16, or up alone) and of the
+        result `out`.
         """
         return {"x": self.glu.rows(self.width), "out": self.width}
 
@@ -292,8 +292,8 @@ class Summary(Operation):
     logits: Rows
 
     def widths(self) -> Widths:
-        """Returns, by field name, the numbers of columns of the results: 1 of `best`, and of `peaks` and `sums` one for
-        each block of logits.
+        """Returns, by field name, the numbers of columns of the results: 1 for `best`, and one per block of 64 logits
+        for `peaks` and `sums`.
         """
         blocks = -(-self.logits.width // BLOCK_COLUMNS)
         return {"best": 1, "peaks": blocks, "sums": blocks}

@@ -108,8 +108,8 @@ def mla(
         uk_in, uk_out, uv: [lora, nope], [nope, lora] and [v, lora], one matrix per head.
         cache: [pages, 64, lora + rope].
     Returns:
-        [T, heads * v] f32. One row per sequence is computed absorbed; for longer runs keys and values are expanded, but
-        for the rows that `rows` says.
+        [T, heads * v] f32. A single row per sequence, and the rows in `rows.absorbed`, take the absorbed form; for
+        others keys and values are expanded from the cache.
     """
     pages, weights = of_columns(cache[0], shape.lora, shape.rope), (uk_in, uk_out, uv)
     append(pages, latent, rows)
@@ -160,7 +160,7 @@ def expand(
     """Yields keys and values, expanded from cached latent rows [L, lora + rope], for a few heads at a time.
 
     Yields:
-        The heads, their keys [heads, L, nope + rope] and values [heads, L, v], in the cache's dtype.
+        The slice of heads, their keys [heads, L, nope + rope] and values [heads, L, v], in the cache's dtype.
     """
     step = max(1, _EXPANDED_ELEMENTS // (held.shape[0] * (s.nope + s.rope + s.v)))
     for first in range(0, s.heads, step):
@@ -203,7 +203,7 @@ def absorb(
         held: [S, L, lora + rope] f32.
         seen: bool [S, L], the latents that a query may attend to.
         weights: uk_in, uk_out, uv, one matrix per head.
-        written: whether all of `held` are numbers, also what is not seen.
+        written: whether all of `held` has been written; if not, the unseen latents may hold NaN.
     Returns:
         [S, heads * v] f32.
     """
@@ -226,8 +226,8 @@ def _of_heads(x: Tensor, w: Packed, exact: bool) -> Tensor:
 
 
 def seen_by(rows: Rows, shape: GqaShape | None = None) -> Tensor:
-    """Returns the mask bool [S, L] of the cached positions that the single row of each sequence may attend to: those up
-    to its own, or of these only those in the shape's window.
+    """Returns the mask bool [S, L] of the cached positions that each sequence's single row may attend to: all up to its
+    own, or those in the window if `shape` has one.
     """
     length = rows.pages.shape[1] * PAGE_TOKENS
     lowest = shape.first_seen(rows.positions) if shape and shape.window else None
@@ -273,8 +273,8 @@ def _sunk(q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor) -> tuple[Tenso
 
 
 def with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Returns the softmax of scores [..., L] over the last dimension, with one more score, sinks [..., 1], in the
-    denominator; None: the plain softmax.
+    """Returns the softmax of scores [..., L] over the last dimension, with `sinks` [..., 1] as one more score in the
+    denominator; sinks None: the plain softmax.
     """
     if sinks is None:
         return scores.softmax(-1)
@@ -328,8 +328,7 @@ def _attend(
 
 def attend_causally(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """Returns softmax(q k^T scale) v, [B, heads, T, V], of q [B, heads, T, D], k [B, heads, L, D] and v [B, heads, L,
-    V], where the queries are the last T of the L positions and each sees those up to its own. torch's causal mask lets
-    flash attention compute it where it can.
+    V], where the queries are the last T of the L positions and each attends to the positions up to its own.
     """
     seen = causal_lower_right(q.shape[2], k.shape[2])
     with sdpa_kernel(_BACKENDS):
@@ -337,20 +336,18 @@ def attend_causally(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 def attend_from_start(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Returns softmax(q k^T scale) v, [..., T, V], where query i of q [..., T, D] sees keys 0 to i of k [..., L, D] and
-    v [..., L, V]: as `attend_causally` of as many queries as keys, by a kernel of torch that has a gradient on the CPU,
-    too.
+    """Returns softmax(q k^T scale) v, [..., T, V], where query i of q [..., T, D] attends to keys 0 to i of k [..., L,
+    D] and v [..., L, V]. The kernel has a gradient on the CPU, too.
     """
     with sdpa_kernel(_BACKENDS):
         return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:
-    """Returns softmax(q k^T scale) v over the keys that each query sees: [..., T, D], [..., L, D], [..., L, V] of
-    one dtype and bool [..., T, L] -> [..., T, V].
+    """Returns softmax(q k^T scale) v, [..., T, V], of q [..., T, D], k [..., L, D] and v [..., L, V] of one dtype;
+    `seen`, bool [..., T, L], says which keys each query attends to.
 
-    Never by cuDNN, which torch prefers on some GPUs: it compiles a plan for every new length, and prompts bring a new
-    one with each chunk.
+    cuDNN is not used: it would compile a plan for every new length.
     """
     with sdpa_kernel(_BACKENDS):
         return scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)

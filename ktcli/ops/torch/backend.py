@@ -39,8 +39,9 @@ class ExpertRunner(Protocol):
     """
 
     def outbox(self, layer: int, n_tokens: int) -> Sent | None:
-        """Returns the buffers x [n_tokens, H], ids and gates [n_tokens, K] into which the router of a layer writes its
-        rows and its choice, where experts are computed elsewhere; None: there are none, and `start` copies the rows.
+        """Returns the buffers into which the router of a layer writes its rows and its choice for experts that are
+        computed elsewhere: x [n_tokens, hidden], ids and gates [n_tokens, top_k]. None: there are none, and `start`
+        copies the rows.
         """
         return None
 
@@ -51,7 +52,7 @@ class ExpertRunner(Protocol):
         and `finish`.
 
         Args:
-            sent: whether all three have been written to the outbox.
+            sent: whether x, ids and gate have been written to the outbox.
         """
 
     def along(self, pending: Any, mlp: Mlp) -> Parts | None:
@@ -61,14 +62,14 @@ class ExpertRunner(Protocol):
         return None
 
     def elsewhere(self, part: LayerPart) -> Callable[[Value], Value] | None:
-        """Returns the function that computes a part of a layer whose weights are not on the device, [T, H] f32 of rows
-        [T, H]; None: the device has them."""
+        """Returns the function that computes a part of a layer whose weights are not on the device, from rows [T, H] to
+        rows [T, H] f32; None: the device has the weights.
+        """
         return None
 
     def finish(self, pending: Any) -> Value | Parts:
-        """Returns the weighted sum of the chosen experts [T, H] f32 that `start` began (`pending`), with what the
-        runner deferred in the layer before, if it defers. Only with kernels that are `merged` it may be `Parts`, a sum
-        that has not been taken.
+        """Returns the weighted sum [T, H] f32 of the chosen experts that `start` began (`pending` is its handle), with
+        those that the layer before deferred. With merged kernels it may be `Parts`, a sum that is not yet added up.
         """
 
 
@@ -162,8 +163,8 @@ class TorchBackend(Backend):
         return forward(self)
 
     def do(self, operation: Operation) -> Any:
-        """Executes one operation in torch, by itself for each part of the step if it reads the step; returns its
-        result: a tensor of rows, the (ids, gates) of a routing, a runner's handle of started experts, or None for a
+        """Executes one operation in torch; one that reads positions or caches runs once for each of the step's parts.
+        Returns its result: a tensor of rows, the (ids, gates) of a routing, a handle of started experts, or None for a
         choice of positions.
         """
         match operation:
@@ -195,14 +196,12 @@ class TorchBackend(Backend):
         return self._step.routed + len(self.routings)
 
     def split(self, x: Value, *widths: int) -> tuple[Value, ...]:
-        """Returns views of consecutive ranges of columns of x [T, N], one for each of `widths`, as many columns wide as
-        it says.
-        """
+        """Returns views of consecutive column ranges of x [T, N]; the i-th range is widths[i] columns wide."""
         return torch.split(x, list(widths), dim=-1)
 
     def grouped(self, x: Value, weights: tuple[Tensor, ...]) -> Value:
-        """Returns the products of consecutive runs of columns of x with one weight each, concatenated to [T, sum of
-        their outputs].
+        """Returns the products of consecutive runs of columns of x, each as wide as its weight has inputs, with one
+        weight each, concatenated to [T, sum of the weights' outputs].
         """
         return torch.cat(self._groups(x, weights), -1)
 
@@ -212,8 +211,8 @@ class TorchBackend(Backend):
         return [self.linear(part, w) for part, w in zip(columns, weights, strict=True)]
 
     def block(self, part: LayerPart, x: Value, compute: Block) -> Value:
-        """Returns the output of one part of a decoder layer for the rows x: `compute(self, x)`, or computed where the
-        part's weights are, if that is elsewhere.
+        """Returns the output of one part of a decoder layer for the rows x: `compute(self, x)`, or what the runner
+        computes elsewhere if the part's weights are not on the device.
         """
         elsewhere = self._runner.elsewhere(part)
         return compute(self, x) if elsewhere is None else elsewhere(self._value(x))

@@ -51,8 +51,8 @@ class Chosen:
     every: int = 1
 
     def mask(self, rows: slice, length: int) -> Tensor:
-        """Returns the mask bool [lists, T, length] that is True at those of the first `length` positions that the T
-        rows of the slice `rows` chose.
+        """Returns the mask bool [lists, T, length], True where one of the T rows in the slice `rows` chose one of the
+        first `length` positions.
         """
         places = self.places[rows]
         shape = (*places.shape[:2], length // self.block + 1)  # one may be open from there on
@@ -61,16 +61,16 @@ class Chosen:
         return wide[..., :length].transpose(0, 1)
 
     def with_open_window(self, positions: Tensor) -> Chosen:
-        """Returns the choice with windows as blocks of positions, and one more chosen for each row: the window that is
-        not complete at the row's position (`positions`, [T]). The caller masks the positions that a row may not see.
+        """Returns the choice with each window as a block of positions and, for each row, one more: the window that is
+        incomplete at its position (`positions`, [T]). The caller masks the positions that a row may not see.
         """
         own = (positions + 1) // self.every
         places = torch.cat((self.places, own[:, None, None]), 2)
         return Chosen(places, self.every)
 
     def positions(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the positions that each row chose, int64 [T, K'], for rows with one list, and the mask bool [T, K']
-        of those that the row may attend to, given its own position (`positions`, [T]).
+        """Returns, for rows with one list, the positions that each row chose, int64 [T, K'], and the mask bool [T, K']
+        of those that it may attend to, given the rows' own positions (`positions`, [T]).
         """
         places, own = self.places[:, 0], (positions + 1) // self.every
         if self.every == 1:
@@ -99,7 +99,7 @@ def choose(
         q: [T, heads * dim], rotated; key: [T, dim], normed and rotated; weight: [T, heads] or None.
         cache: [pages, 64, elements], of which each page has 64 / every keys.
     Returns:
-        The choice, or None where every row can attend to all that it sees.
+        The choice; None if the page tables hold at most `shape.positions` positions, so that nothing has to be chosen.
     """
     pages = window_rows(cache[0], shape.dim, shape.every)
     append_windows(pages, key, rows, shape.every)
@@ -146,8 +146,8 @@ def _best(
 
 
 def highest(scores: Tensor, k: int) -> Tensor:
-    """Returns the indices of the k highest of scores [..., L] f32 in descending order, int64 [..., min(k, L)], of
-    equals the lower index first: what a stable sort gives, without sorting all of them.
+    """Returns the indices of the k highest of scores [..., L] f32 in descending order, int64 [..., min(k, L)]; of equal
+    scores, that with the lower index comes first.
     """
     length = scores.shape[-1]
     bits = (scores + 0.0).view(torch.int32)  # a zero has one sign

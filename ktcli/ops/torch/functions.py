@@ -98,8 +98,8 @@ class Rows:
             yield slice(i * self.run, (i + 1) * self.run), table
 
     def apart(self) -> Rows:
-        """Returns the same rows with each as a sequence of its own, with the page table of its sequence and without a
-        recurrent state.
+        """Returns the same rows, each as a sequence of its own with the page table of its sequence; recurrent states
+        are left out.
         """
         pages, windows = self.pages.repeat_interleave(self.run, 0), self.windows
         windows = None if windows is None else windows.repeat_interleave(self.run, 0)
@@ -128,8 +128,8 @@ def norm(
     columns: int | None = None,
     own_gains: bool = False,
 ) -> Tensor:
-    """Returns RMSNorm of each run of W columns of x [T, N], or of the first columns of x alone (in place), [T, N]; gain
-    [W] f32, W = N without one and without a head_width; with own_gains [N].
+    """Returns x [T, N] with RMSNorm of each run of `head_width` columns (None: of whole rows), or of the first
+    `columns` columns only, in place. gain, f32: one per column of a run, with `own_gains` one per column of x; None: 1.
     """
     if columns is not None:
         x[:, :columns] = norm(x[:, :columns], gain, eps, head_width)
@@ -147,8 +147,9 @@ def layer_norm(x: Tensor, gain: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 
 def swiglu(x: Tensor, width: int, glu: Glu = SILU) -> Tensor:
-    """Returns silu(gate) * up, or the activation that `glu` says, [T, width]; in x [T, 2I'] runs of 16 gate and 16
-    up columns alternate, without a gate x [T, width] is up."""
+    """Returns silu(gate) * up, or the activation that `glu` says, [T, width]; in x [T, 2I'] runs of 16 gate and 16 up
+    columns alternate (I': width in whole runs), and without a gate x [T, width] is up.
+    """
     if glu.ungated:
         return x.relu().square()
     gate, up = x.reshape(x.shape[0], -1, 2, PANEL_ROWS).unbind(2)
@@ -161,7 +162,7 @@ def swiglu(x: Tensor, width: int, glu: Glu = SILU) -> Tensor:
 
 
 def gate(x: Tensor, by: Tensor, kind: GateKind = GateKind.SIGMOID) -> Tensor:
-    """Returns x [T, N] multiplied by the sigmoid of `by` [T, G], by its silu or softplus, or by itself, as `kind` says;
+    """Returns x [T, N] multiplied by the sigmoid, silu or softplus of `by` [T, G], or by `by` itself, as `kind` says;
     each column of `by` multiplies N / G columns of x.
     """
     opened = _OPENED[kind](by)
@@ -183,15 +184,13 @@ def add(a: Tensor, b: Tensor) -> Tensor:
 
 
 def scale(x: Tensor, by: float, limit: float = 0.0, factor: Tensor | None = None) -> Tensor:
-    """Returns x * by * factor (None: 1) and, if `limit` is not 0, that squashed to limit * tanh(product / limit)."""
+    """Returns p = x * by * factor (None: 1); if `limit` is not 0, limit * tanh(p / limit)."""
     made = x * by if factor is None else x * (by * factor)
     return limit * torch.tanh(made / limit) if limit else made
 
 
 def temper(x: Tensor, beta: float, every: int, shift: int = 0, *, rows: Rows) -> Tensor:
-    """Returns x [T, N] with each row multiplied by 1 + beta * log(1 + floor((position + shift) / every)) of its
-    position.
-    """
+    """Returns x [T, N], each row times 1 + beta * log(1 + floor((position + shift) / every)) of its position."""
     steps = torch.div(rows.positions + shift, every, rounding_mode="floor").float()
     return x * (1 + beta * torch.log1p(steps))[:, None]
 
@@ -203,13 +202,14 @@ def greatest(x: Tensor) -> Tensor:
 
 @cache
 def frequencies(rope: Rope, device: torch.device) -> Tensor:
-    """Returns a rotary embedding's frequencies in radians per position, f32 [dim/2], made at the first use on a
-    device: before anything is captured there."""
+    """Returns the frequencies of the rotary embedding `rope` in radians per position, f32 [dim / 2], on `device`."""
     return torch.tensor(rope.inv_freq, dtype=torch.float32, device=device)
 
 
 def rope(x: Tensor, rope: Rope, head_width: int, first: int = 0, *, rows: Rows) -> Tensor:
-    """Returns x [T, N] with columns [first, first + dim) of each run of `head_width` rotated by their positions."""
+    """Returns x [T, N] with columns [first, first + dim) of each run of `head_width` columns rotated by the rotary
+    embedding `rope` at the rows' positions.
+    """
     inv_freq, half, interleaved = frequencies(rope, x.device), rope.dim // 2, rope.interleaved
     positions = rows.positions + rope.shift if rope.shift else rows.positions
     # In f32, as the models were trained: the angle is rounded before its sine is taken.
@@ -259,8 +259,6 @@ def blocks(w: Packed, elements: int) -> list[Packed]:
 def product(x: Tensor, w: Tensor, *, exact: bool) -> Tensor:
     """Returns x [(B,) T, K] times the transpose of w [(B,) N, K] as f32 [(B,) T, N]; w has the dtype of `read_type`,
     and x is rounded to bf16 unless `exact`.
-
-    The last two lines are not yet run: only a GPU multiplies bf16 to f32.
     """
     if exact:
         return x @ w.mT
@@ -297,9 +295,9 @@ def route(
 
     Args:
         logits: [T, E] f32; bias: [E] f32, added to the scores for choosing only; factors: [E] f32, of the gates.
-        table: [vocab * K], the experts of each token id, as integers; None: they are chosen. It needs `rows.ids`.
+        table: integers [vocab * K], the experts of each token id (`rows.ids`); None: experts are chosen by score.
     Returns:
-        ids int32 [T, K], best first, the lower id of equals; gate f32 [T, K].
+        ids int32 [T, K], best first, of equals the lower id; gates f32 [T, K].
     """
     r, score = routing, scores(logits, routing.score)
     if table is not None:
@@ -368,7 +366,7 @@ def _open_experts(rank: Tensor, r: Routing) -> Tensor:
 def experts(
     x: Tensor, ids: Tensor, gate: Tensor, stack: PackedStack, *, exact: bool = False
 ) -> Tensor:
-    """Returns the sum of gate * down(swiglu(gate_up x)) over the chosen experts that are in a stack, by ascending id.
+    """Returns the sum of gate * down(swiglu(gate_up x)) over the chosen experts that are in a stack, in order of ids.
 
     Args:
         x: [T, H]; ids: int32 [T, K], negative: skipped; gate: [T, K].
@@ -444,11 +442,11 @@ def _experts_grouped(x: Tensor, chosen: Chosen, stack: PackedStack, exact: bool)
 
 
 def summarize(logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the summary of logits [B, vocab] that the sampler reads, each row at its temperature of `temperature`
-    [B].
+    """Returns the summary of logits [B, vocab] that the sampler reads; `temperature` [B] is that of each row.
 
     Returns:
-        best [B], the place of the highest logit; peaks and sums [B, blocks], see `Logits`. Sums are 0 at temperature 0.
+        best int64 [B], the index of the highest logit; peaks [B, blocks], the highest of each block of 64 logits; sums
+        [B, blocks], of exp((logit - peak) / temperature) over each block, 0 at temperature 0.
     """
     vocab = logits.shape[1]
     short = -vocab % BLOCK_COLUMNS

@@ -17,8 +17,8 @@ def spread(x: Tensor, streams: int) -> Tensor:
 
 
 def mix(x: Tensor, scale: Tensor, base: Tensor, shape: MixShape) -> Tensor:
-    """Returns the mixing weights of hyper-connections from x, f32 of its shape: [T, streams], those of entering only,
-    or [T, weights], also those of leaving and among streams. scale is [1] or [3], base as wide as x.
+    """Returns the mixing weights of hyper-connections from x: [T, streams], those of entering only, or [T, weights],
+    also those of leaving and among streams. scale [1] or [3]: a factor for each of these kinds; base: as wide as x.
     """
     n, eps = shape.streams, shape.eps
     if x.shape[1] == n:

@@ -114,8 +114,8 @@ _late: dict[torch.device, str] = {}
 
 @cache
 def triton_fails(device: torch.device) -> str:
-    """Returns why Triton kernels cannot run on a device, as a clause; "" if they can. The first call tries one, for
-    Python's headers, the assembler or the driver's library may be missing.
+    """Returns the reason why Triton kernels cannot run on a device, as a clause; "" if they can. The first call for a
+    device runs some to find out.
 
     Raises:
         torch.OutOfMemoryError: the device's memory is full.
@@ -144,23 +144,22 @@ def triton_fails(device: torch.device) -> str:
 
 
 def kernels_fail(device: torch.device) -> str:
-    """Returns the reason why the first Triton kernel failed on a device, as a clause, where it will fail until some
-    version changes; "" otherwise.
+    """Returns the reason why the first Triton kernel failed on a device, as a clause; "" if it did not, or for a lack
+    that can be mended without another version, such as a full disk or a missing header.
     """
     return _failed.get(device, "") if triton_fails(device) else ""
 
 
 def start_late(device: torch.device, reason: str) -> None:
-    """Disables early starts on a device, so that each kernel begins only when the one before has ended, and records the
-    given reason.
+    """Disables early starts on a device, so that each kernel begins only when the one before has ended; records
+    `reason` if they were enabled.
     """
     if not _triton_lacks() and _give_up_early_starts(device):
         _late[device] = reason
 
 
 def early_starts_fail(device: torch.device) -> str:
-    """Returns the reason, as words, for which early starts were disabled on a device that seemed to support them;
-    "" otherwise."""
+    """Returns why early starts, which overlap a kernel with the one before, were disabled on a device; "" otherwise."""
     return _late.get(device, "")
 
 

@@ -33,15 +33,15 @@ class LowRankUpdate:
     b: Tensor
 
     def added(self, y: Tensor | None, x: Tensor) -> Tensor:
-        """Returns y [T, n] or [n] f32 plus the low-rank update (x a^T) b^T of the product with x [T, k], [T, n]; with y
-        None, the update alone.
+        """Returns y [T, n] or [n] f32 plus the low-rank update (x a^T) b^T of the rows x [T, k], [T, n]; y None: the
+        update alone.
         """
         inner = x.float() @ self.a.T
         return inner @ self.b.T if y is None else torch.addmm(y, inner, self.b.T)
 
     def of_heads(self, x: Tensor) -> Tensor:
-        """Returns the low-rank update of each head's product, [T, heads, n], with the head's own rows of x [T, heads,
-        k], or with the same rows x [T, k] for all heads.
+        """Returns the low-rank update of each head's product, [T, heads, n]; x is [T, heads, k], or [T, k] if all heads
+        have the same rows.
         """
         rows = x.float() if x.dim() == 2 else x.float().transpose(0, 1)
         inner = rows @ self.a.transpose(1, 2)
@@ -54,13 +54,13 @@ class LowRankUpdate:
 
 
 def write_factors(updates: Sequence[Update], a: F32, b: F32) -> None:
-    """Overwrites a and b with the factors of one product's low-rank updates, one behind the other along the rank, and
-    zeros behind them.
+    """Overwrites a and b with the factors of one product's low-rank updates, concatenated along the rank; unused ranks
+    are set to zero.
 
     Args:
-        a: [1 or count, R, k]. b: [1 or count, n, R], with the scale of each update.
+        a: [1 or count, R, k]. b: [1 or count, n, R], with the scale of each update. count: matrices; R: ranks.
     Raises:
-        NativeError: the updates have more ranks or matrices.
+        NativeError: the updates have more ranks than a and b have room for, or another number of matrices.
     """
     k, n, first = a.shape[2], b.shape[1], 0
     panels = -(-n // PANEL_ROWS)

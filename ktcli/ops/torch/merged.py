@@ -47,8 +47,8 @@ class Parts:
 
     @property
     def alone(self) -> Tensor | None:
-        """The rows [T, N] of the sum if it has only one part, which no gate weights; None: it
-        has several, or a gate.
+        """The rows [T, N] of a sum that has one part only, without a gate; None: the sum has
+        several parts, or a gate.
         """
         if self.values.shape[1] > 1 or self.routed is not None or self.beside is not None:
             return None

@@ -138,7 +138,7 @@ class Extras:
 
     def columns(self, first: int, last: int) -> Extras:
         """Returns the experts' biases and activation for columns [first, last) of the experts' width; `first` is a
-        multiple of 16. The first columns bring the bias of down, so that it is added once.
+        multiple of 16. The bias of down is included only if `first` is 0, so that it is added once.
         """
         if self.gate_up_bias is None:
             return self

@@ -39,8 +39,8 @@ class ScaledPages:
     widths: tuple[int, ...] = ()
 
     def of_heads(self, *widths: int) -> ScaledPages:
-        """Returns the same fp8 pages, in the same memory, with positions divided into heads of `widths` columns, which
-        have a scale each.
+        """Returns the same fp8 pages, in the same memory, with each position's row divided into heads of `widths`
+        columns that have a scale each.
         """
         return replace(self, widths=widths)
 
@@ -99,8 +99,8 @@ KvPages = tuple[Pages, Pages]  # of keys and values
 
 
 def own_parts(flat: Tensor, cached: Cached) -> tuple[Pages, ...]:
-    """Returns the parts that belong to one operation in a layer's cache, the flat memory `flat`, as views [pages, 64,
-    elements]; with their scales in an fp8 cache.
+    """Returns the parts of a layer's cache (`flat`, its memory) that belong to one operation, such as keys and values,
+    as views [pages, 64, elements]; in an fp8 cache as `ScaledPages`.
     """
     if flat.dtype == torch.uint8:
         assert not cached.before and not cached.behind, "no layer that chooses has an fp8 cache"
@@ -119,15 +119,15 @@ def _parts(flat: Tensor, widths: tuple[int, ...]) -> tuple[Tensor, ...]:
 
 
 def window_rows(part: Tensor, dim: int, every: int) -> Tensor:
-    """Returns the pooled rows that lie at the beginning of each page of a part [pages, 64, …] of a layer's cache, as a
-    view [pages, 64 / every, dim]; at least one row per page.
+    """Returns the pooled rows at the beginning of each page of a part [pages, 64, …] of a layer's cache, as a view
+    [pages, R, dim], where R = 64 / every, at least 1.
     """
     rows = max(1, PAGE_TOKENS // every)
     return torch.unflatten(part.flatten(1)[:, : rows * dim], 1, (rows, dim))
 
 
 def append_heads(cache: KvPages, k: Tensor, v: Tensor, rows: Rows) -> None:
-    """Writes the keys k and values v, each [T, heads * …], to the cached pages at their rows' positions."""
+    """Writes the keys k and values v, each [T, elements], to the cached pages at the positions of their rows."""
     for pages, new in zip(cache, (k, v), strict=True):
         append(pages, new, rows)
 
@@ -146,16 +146,14 @@ def append(pages: Pages, new: Tensor, rows: Rows) -> None:
 
 
 def plain(pages: Pages) -> Tensor:
-    """Returns `pages` itself after asserting that it is a tensor of plain numbers, not fp8: layers that choose
-    positions have no other pages.
-    """
+    """Returns `pages` itself after asserting that it is a tensor of plain numbers, not fp8."""
     assert isinstance(pages, Tensor)
     return pages
 
 
 def of_columns(pages: Pages, *widths: int) -> Pages:
-    """Returns `pages` with positions divided into heads of `widths` columns, which have a scale each in an fp8 cache;
-    plain pages are returned as they are.
+    """Returns `pages` with each position's row divided into heads of `widths` columns, which have a scale each in an
+    fp8 cache; plain pages are returned as they are.
     """
     if isinstance(pages, Tensor):
         return pages
@@ -163,7 +161,7 @@ def of_columns(pages: Pages, *widths: int) -> Pages:
 
 
 def memory_of(pages: Pages) -> tuple[Tensor, Tensor | None]:
-    """Returns the tensors in which pages lie: their numbers and None, or in an fp8 cache their
+    """Returns the tensors that hold the pages: their numbers and None, or in an fp8 cache their
     codes and their scales.
     """
     return (pages, None) if isinstance(pages, Tensor) else (pages.codes, pages.scales)
@@ -177,11 +175,8 @@ def held_at(pages: Pages, table: Tensor) -> Tensor:
 
 
 def append_windows(cache: Tensor, new: Tensor, rows: Rows, every: int) -> None:
-    """Writes those of the pooled rows `new` [T, dim] that complete a window to their places in cache [pages, R,
-    dim].
-
-    Their number is not asked of the device: a run has room for `most`, and one that is beyond its end writes anew what
-    its place, in a window that is not complete, holds.
+    """Writes to cache [pages, R, dim] those of the pooled rows `new` [T, dim] that complete a window of `every`
+    positions, each in its window's place. It does not wait for the device.
     """
     most = -(-rows.run // every)
     start = rows.positions.view(-1, rows.run)[:, :1]
@@ -196,7 +191,7 @@ def append_windows(cache: Tensor, new: Tensor, rows: Rows, every: int) -> None:
 
 def windows_at(cache: Tensor, table: Tensor, numbers: Tensor, every: int) -> Tensor:
     """Returns the cached pooled rows of the windows with the given `numbers`, int64 [..., M], as [..., M, dim] f32, by
-    a page table [..., P]; numbers behind the table are clamped to it.
+    a page table [..., P]; numbers beyond the table give its last window.
     """
     last = ((numbers + 1) * every - 1).clamp(max=table.shape[-1] * PAGE_TOKENS - 1)
     page = table.expand(*last.shape[:-1], -1).gather(-1, last // PAGE_TOKENS).long()
@@ -204,8 +199,8 @@ def windows_at(cache: Tensor, table: Tensor, numbers: Tensor, every: int) -> Ten
 
 
 def held_by(pages: Pages, table: Tensor, positions: Tensor) -> Tensor:
-    """Returns one sequence's cached rows in order of position, [L, elements]; zero behind the last of `positions`,
-    where a page is uninitialised.
+    """Returns the cached rows of one sequence, whose page table is `table`, in order of position, [L, elements]; rows
+    after the last of `positions` are 0.
     """
     own = table.long()
     held = (pages.at(own) if isinstance(pages, ScaledPages) else pages[own]).flatten(0, 1)

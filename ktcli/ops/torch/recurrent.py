@@ -64,8 +64,8 @@ def conv(
     state: States,
 ) -> Tensor:
     """Returns the causal convolution of each column of x [T, N] over the last W rows of its sequence, [T, N]: silu(bias
-    + sum over i of weight[i] * x[t - W + 1 + i]), without silu if `linear`; weight is [W * N]. Updates the state, W - 1
-    rows.
+    + sum over i of weight[i] * x[t - W + 1 + i]), without silu if `linear`; weight is [W * N]. The state becomes each
+    sequence's last W - 1 rows.
     """
     taps, run, columns = weight.view(-1, x.shape[1]), rows.run, x.shape[1]
     before = state.read((len(taps) - 1, columns))

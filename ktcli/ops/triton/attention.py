@@ -350,12 +350,12 @@ def _window(shape: GqaShape) -> int:
 def mla_one(
     absorbed: Tensor, q: Tensor, latent: Latent, cache: Pages, rows: Rows, shape: MlaShape
 ) -> Tensor:
-    """Appends the latent to the cache, and returns absorbed latent attention of one query per sequence, [sequences,
-    heads * lora] f32.
+    """Appends the latent to the cache, and returns absorbed latent attention of one query per sequence, before its
+    product with `uv`: [sequences, heads * lora] f32.
 
     Args:
-        absorbed: [sequences, heads, lora] f32, the queries as the latent sees them.
-        q: the sum of `latent.q`, of which the last columns of each head are read.
+        absorbed: [sequences, heads, lora] f32, the queries multiplied by `uk_in`.
+        q: [sequences, heads * (nope + rope)], `latent.q` added up; the last `rope` columns of each head are read.
     """
     s, rope = shape, latent.rope or Rope(0, ())
     parts = _Parts(rows, s.heads, s.lora, MLA_SPLIT_PAGES)

@@ -38,8 +38,8 @@ def enter(EARLY: tl.constexpr):
 
 
 def early(of: Tensor) -> Mapping[str, bool]:
-    """Returns the options, by name, with which a kernel is launched on the device of a tensor: EARLY and, where early
-    starts are enabled, Triton's `launch_pdl`.
+    """Returns the options, by name, with which to launch a kernel on the device of the tensor `of`: EARLY, whether it
+    starts before the previous kernel ends, and if so Triton's `launch_pdl`.
     """
     return _EARLY if starts_early(of.device) else _USUAL
 

@@ -42,8 +42,8 @@ UNPACKED_ELEMENTS = 1 << 26
 def product(
     x: Tensor, weight: Matrix, bias: Tensor | None = None, reads: Reads = Reads.FORMAT
 ) -> Parts | None:
-    """Returns x [T, K] W^T + bias as a sum of parts [T, N] that is not yet added up; None: no kernel computes it in
-    parts, and `linear` has to.
+    """Returns x [T, K] W^T + bias as a sum of parts [T, N] that is not yet added up; None: no kernel here computes it
+    in parts.
     """
     w = weight
     if isinstance(w, PlainMatrix) or reads is Reads.F32:
@@ -74,8 +74,8 @@ def linear(
 def few_experts(
     x: Tensor, ids: Tensor, gate: Tensor, stack: PackedStack, mlp: Mlp | None = None
 ) -> tuple[Parts, Parts | None] | None:
-    """Returns the weighted outputs of the chosen experts for a few rows, as a sum of parts [T, H] not yet added up, and
-    the output of `mlp` or None if it was not computed with them; None instead of both: use `experts`.
+    """Returns two sums of parts, not yet added up: the weighted outputs [T, H] of the chosen experts, and the output of
+    `mlp` or None if it was not computed with them. None instead of both: too many rows, or no kernel for these experts.
     """
     if stack.gate_up.count == 0 or stack.extras.glu.ungated or x.shape[0] > FEW_ROWS:
         return None

@@ -55,8 +55,8 @@ def panel_arguments(w: Packed) -> dict[str, int]:
 
 
 def lines_of(arguments: dict[str, int]) -> int:
-    """Returns the number of lines (64 bytes: a 32-bit word of codes of each of 16 rows) of a panel of a packed weight;
-    in formats of 6 bits, only of those with the lower bits.
+    """Returns the number of lines of a panel of a packed weight. A line is 64 bytes, a 32-bit word of codes for each of
+    16 rows; in formats of 6 bits only lines with the lower 4 bits count.
 
     Args:
         arguments: the constants that `panel_arguments` returned for the weight.

@@ -344,12 +344,11 @@ def vector_experts(
     stack: PackedStack,
     beside: tuple[Packed, Packed, Glu] | None = None,
 ) -> tuple[Parts, Parts | None]:
-    """Returns the outputs gate * down(swiglu(gate_up x)) of the chosen experts as a sum of parts [T, H], not yet added
-    up and without the bias of down, and the output [1, N] of the MLP `beside` of the same row; None: there is no such
-    MLP.
+    """Returns two sums of parts that are not yet added up: the outputs gate * down(swiglu(gate_up x)) [T, H] of the
+    chosen experts, without the bias of down, and the output [1, N] of the MLP `beside`; None: there is no such MLP.
 
-    x [T, H]; ids int32 [T, K]; gate f32 [T, K]: see `functions.experts`. beside: gate_up, down and activation, of one
-    row.
+    x [T, H]; ids int32 [T, K]; gate f32 [T, K]: see `functions.experts`. beside: gate_up, down and activation, for x of
+    one row.
     """
     slots, gate_up, down, extras = stack.slots, stack.gate_up, stack.down, stack.extras
     rows, top_k = ids.shape
@@ -399,8 +398,8 @@ def _products(x: Tensor, w: Packed, strides: tuple[int, int, int]) -> Tensor:
 
 
 def tile_lines(arguments: dict[str, int]) -> int:
-    """Returns the number of lines of a panel that a product reads at once (a tile): 64, or for a short panel half the
-    power of two that holds it, at least 8.
+    """Returns the number of lines of a panel that a product reads at once (a tile): 64, or for a panel of up to 64
+    lines half of them, rounded up to a power of two, at least 8.
 
     Args:
         arguments: the constants that `panel_arguments` returned for the weight.
@@ -410,8 +409,8 @@ def tile_lines(arguments: dict[str, int]) -> int:
 
 
 def even_tiles(columns: int, arguments: dict[str, int], span: int) -> bool:
-    """Returns whether splits of `span` lines of a panel are whole pairs of tiles, and x has as many `columns` as the
-    panel, so that kernels need no masks.
+    """Returns whether kernels need no masks: x has as many `columns` as a panel, and both the panel and its splits of
+    `span` lines are whole pairs of tiles.
     """
     lines = lines_of(arguments)
     pair = 2 * tile_lines(arguments)
@@ -419,8 +418,8 @@ def even_tiles(columns: int, arguments: dict[str, int], span: int) -> bool:
 
 
 def span_lines(lines: int, tile: int, pairs: int) -> int:
-    """Returns the number of lines of a panel that one program of a product reads (a split), a multiple of two tiles: so
-    many that `pairs` pairs of panels give about _PROGRAMS programs.
+    """Returns the number of lines of a panel that one program of a product reads (a split), a multiple of 2 * tile. It
+    is chosen so that a product of `pairs` pairs of panels takes about _PROGRAMS programs, if panels are long enough.
     """
     wanted = max(1, min(_PROGRAMS // pairs, lines // (2 * tile)))
     return int(triton.cdiv(triton.cdiv(lines, wanted), 2 * tile)) * 2 * tile

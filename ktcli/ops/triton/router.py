@@ -120,9 +120,9 @@ def choose(
     sent: Tensor | None = None,
     to: Sent | None = None,
 ) -> tuple[Tensor, Tensor] | None:
-    """Returns the top_k experts, ids int32 [T, K] and gates f32 [T, K], of each row by the logits x [T, hidden] W^T +
-    logit_bias, all in f32; otherwise as `small.route_all`, with the rows `sent` in place of its x. None: one kernel
-    cannot compute it here.
+    """Returns the top_k experts of each row, ids int32 [T, K] and gates f32 [T, K], by the logits x [T, hidden] W^T +
+    logit_bias, all in f32. `live` and `to` are as in `small.route_all`, and `sent` is what is written to `to`. None:
+    one kernel cannot compute it.
     """
     r, rows = routing, x.shape[0]
     if not isinstance(weight, PlainMatrix) or (tickets := weight.tickets) is None:

@@ -301,7 +301,7 @@ def choice_arguments(
     r: Routing, bias: Tensor | None, factors: Tensor | None, live: Tensor | None
 ) -> dict[str, Any]:
     """Returns the compile-time constants, by name, that `choice` and `write_choice` need for a
-    routing; all but SENT.
+    routing: all but SENT.
     """
     return {
         "TOP_K": r.top_k, "SCORE": int(r.score), "BIASED": bias is not None, "NORMALIZE": r.normalize,
@@ -354,7 +354,7 @@ def unrotated(x: Tensor, w: Packed) -> tuple[Tensor, Packed]:
     multiplied by the Hadamard matrix, with as many columns as a panel, and `plain(w)`; x and w themselves if w is not
     rotated.
 
-    x: [..., K or more] f32; what lies behind K is not read.
+    x: [..., K or more] f32; columns after the first K are not read.
     """
     block, columns = rotation_of(w)
     if not block:
@@ -369,16 +369,16 @@ def unrotated(x: Tensor, w: Packed) -> tuple[Tensor, Packed]:
 
 
 def plain(w: Packed) -> Packed:
-    """Returns w as a weight of a format without rotation, with the same bytes: it is to be multiplied with rotated
-    rows. w itself if its format is not rotated.
+    """Returns w with the same bytes in a format without rotation, to be multiplied with rotated rows (see `unrotated`);
+    w itself if its format is not rotated.
     """
     block, columns = rotation_of(w)
     return replace(w, format=replace(w.format, rotation=0), k=columns) if block else w
 
 
 def rotation_of(w: Packed) -> tuple[int, int]:
-    """Returns the number of columns of one rotated block of w (0: it is not rotated), and the number of columns of rows
-    that are rotated to be multiplied with it: those of a panel, or w's own.
+    """Returns the number of columns of one rotated block of w (0: w is not rotated), and the number of columns of the
+    rows that w is then multiplied with: those of a panel, or w's own if it is not rotated.
     """
     block = w.format.of_columns(w.k).rotation
     return block, layout(w.format, w.k).columns if block else w.k
@@ -435,9 +435,9 @@ def route_all(
     x: Tensor | None = None,
     to: Sent | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the top_k experts of each token, ids int32 [T, K] (-1 in rows that are not live), and their gates f32 [T,
-    K]. If `to` is given, x [T, hidden], ids and gates are also written to that pinned memory; only the rows of both x
-    may have gaps.
+    """Returns the top_k experts of each token, ids int32 [T, K] (-1 in rows that are not `live`), and their gates f32
+    [T, K]. If `to` is given, x [T, hidden], ids and gates are also written to its tensors x, ids and gates in pinned
+    memory; in it, only rows of x may have gaps.
     """
     r, tokens = routing, logits.shape[0]
     ids = torch.empty(tokens, r.top_k, dtype=torch.int32, device=logits.device)

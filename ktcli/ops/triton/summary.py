@@ -54,8 +54,8 @@ def _best_kernel(highs, places, best, groups, vocab, GROUPS: tl.constexpr, EARLY
 
 
 def summarize(logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the summary of logits [B, vocab] that the sampler reads: best int64 [B], peaks and sums f32 [B, blocks],
-    see `functions.summarize`; NaN counts as infinite.
+    """Returns the summary of logits [B, vocab] that the sampler reads: the index of each row's highest logit, int64
+    [B], and the peak and the sum of each block, f32 [B, blocks], see `functions.summarize`; NaN counts as infinite.
     """
     rows, vocab = logits.shape
     blocks = -(-vocab // BLOCK_COLUMNS)

@@ -84,7 +84,7 @@ def _sum_kernel(of, out, n_columns, BLOCK: tl.constexpr, EARLY: tl.constexpr):
 
 
 def sum_parts(parts: Parts) -> Tensor:
-    """Returns the total of the parts of each row, added up, [T, N] f32."""
+    """Returns the rows of a sum of parts, added up, [T, N] f32."""
     if (alone := parts.alone) is not None:
         return alone
     rows, width = parts.shape

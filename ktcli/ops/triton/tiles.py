@@ -265,8 +265,8 @@ class Groups:
 
 
 def group_slots(ids: Tensor, slots: Tensor, count: int, tile_rows: int) -> Groups:
-    """Returns the chosen experts of ids int32 [T, K] as slots (t * K + k) grouped by the matrices of `slots` that they
-    need, `count` >= 1 of them, and divided into tiles of `tile_rows`; on the device, without waiting for it.
+    """Returns the chosen experts of ids int32 [T, K] as slots t * K + k, grouped by matrix (`slots` has that of each
+    expert, `count` >= 1 is their number) and divided into tiles of `tile_rows` slots. It does not wait for the device.
     """
     expert = ids.flatten()
     matrix = torch.where(expert >= 0, slots[expert.clamp(min=0).long()], -1)
@@ -284,8 +284,8 @@ def group_slots(ids: Tensor, slots: Tensor, count: int, tile_rows: int) -> Group
 
 
 def in_word_order(x: Tensor, w: Packed) -> Tensor:
-    """Returns x [R, K] with its columns in the order of the codes in w's packed words, padded with zeros to [R, k'];
-    bf16, or f32 if w is f32.
+    """Returns x [R, K] with its columns in the order of the codes in w's packed words, padded with zeros to the columns
+    of a panel; bf16, or f32 if w has 32 bits.
     """
     arguments = panel_arguments(w)
     padding = arguments["COLUMNS"] - x.shape[1]
@@ -300,7 +300,7 @@ def in_word_order(x: Tensor, w: Packed) -> Tensor:
 
 
 def operand_type(w: Packed) -> torch.dtype:
-    """Returns the dtype to which products with w round their operands: bf16; f32 for what must stay exact."""
+    """Returns the dtype to which products with w round their operands: f32 if w has 32 bits, else bf16."""
     return torch.float32 if w.format.bits == 32 else torch.bfloat16
 
 
@@ -388,10 +388,10 @@ def tile_rows(rows: int) -> int:
 
 
 def tile_block(rows: int) -> dict[str, int]:
-    """Returns the launch constants, by name, of a program with tiles of `rows` (16, 32 or 64) rows: 64 kB of shared
-    memory, 80 for int4 in groups of 32 with f32 scales; nothing spills but, by 24 bytes, nl4 in groups of 32.
+    """Returns the launch constants of a program with tiles of `rows` (16, 32 or 64) rows, by name: BT (rows), BN (rows
+    of the weight), L (the depth of one tl.dot, in lines), num_stages and num_warps.
 
-    L is the depth of one tl.dot. With 16 rows weights alone are waited for: one tile more is under way.
+    They take 64 kB of shared memory, 80 for int4 in groups of 32 with f32 scales.
     """
     lines, stages, warps = {16: (32, 3, 4), 32: (32, 2, 4), 64: (16, 2, 8)}[rows]
     return {

@@ -111,8 +111,8 @@ def _facts_of(model: ServedModel) -> EngineFacts:
 
 
 async def generate(request: Request) -> App:
-    """Returns the ASGI application that answers a prompt of token ids: it streams one JSON message per line, such as
-    the next id."""
+    """Returns the ASGI application that answers a prompt of token ids. It streams one JSON `Message` per line: the
+    request began, part of the prompt was read, the next token id, or the end of the answer."""
     require_owner(request)
     asked, state = await body_of(request, EngineRequest), state_of(request)
     require_within("drawn", asked.drawn, 0, _MOST_DRAWN)

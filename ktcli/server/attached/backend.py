@@ -65,8 +65,8 @@ class AttachedEngine:
         self.clocks: Sequence[Clock] = ()
 
     def operations(self) -> Sequence[Clock]:
-        """Returns the (operation of the CPU, nanoseconds so far) pairs of the server's engine, as the server reported
-        them last."""
+        """Returns the name of each operation of the server's engine on the CPU with the nanoseconds spent on it so far,
+        as the server last reported them."""
         return self.clocks
 
 
@@ -106,7 +106,7 @@ class AttachedBackend:
         """Returns a new session that sends the requests of one conversation to the server.
 
         Raises:
-            UsageError: drafts were asked for where they could change answers.
+            UsageError: `draft` explicitly asks for drafts, and they could change this model's answers.
         """
         if draft.drafts and draft.asked and not self.facts.drafts:
             raise cannot_draft()
@@ -240,11 +240,13 @@ class AttachedSession:
 
 
 def find(ready: Ready) -> tuple[ServerPlace, EngineFacts | None] | None:
-    """Returns a running server of this library that has a model or can load it; None: there is none.
+    """Returns a running server of this library that has the model `ready` in memory or can load it; None: there is
+    none.
 
     Returns:
         The server's address, and the facts of the model's engine there. Of the servers that have the model in memory,
-        it is the one with the longest context; if there are none, the first that can load it, with None as the facts.
+            it is the one with the longest context; if there are none, the first that can load it, with None as the
+            facts.
     """
     pack, loaded, others = identity(ready), [], []
     for path in server_sockets():

@@ -46,7 +46,7 @@ class ServerPlace(NamedTuple):
         return self.socket.stem
 
     def gone(self) -> NotFound:
-        """Returns the error that says that this server has stopped, with a hint how to continue the conversation."""
+        """Returns the error for a server that has stopped, with a hint on how to continue the conversation."""
         return NotFound(
             f"the server of {self.model} on port {self.port} has stopped",
             hint=f"the conversation is saved; start another server with kt serve {self.model} --background,"
@@ -101,10 +101,10 @@ class Exchange:
         return [line for line in lines if line]
 
     def whole(self, seconds: float = float("inf")) -> bytes:
-        """Returns the whole body of the response, waiting for its end at most `seconds`.
+        """Returns the whole body of the response, waiting at most `seconds` for its end.
 
         Raises:
-            TimeoutError: it does not come in time. KtError: the request is refused.
+            TimeoutError: the body is not complete by then. KtError: the server refuses the request, or has stopped.
         """
         until = time.monotonic() + seconds
         while not self.ended:
@@ -159,8 +159,8 @@ def _refused(status: Sequence[bytes], body: bytes) -> KtError:
 
 
 def facts_of(served: ServerPlace, pack: str) -> EngineFacts | LoadableEngine | None:
-    """Returns what a server knows of the model with the pack of this identity: the facts of its engine if it is in
-    memory there, or that it can be loaded; None: the server does not respond, or has no such model."""
+    """Returns what a server knows of the model whose pack has the identity `pack`: the facts of its engine if it is in
+    memory there, or a `LoadableEngine` if it can be loaded; None: the server does not respond, or has no such model."""
     try:
         return _asked(Exchange(served, _path("", pack)), _EITHER, FACTS_S)
     except (TimeoutError, KtError, OSError):
@@ -168,11 +168,11 @@ def facts_of(served: ServerPlace, pack: str) -> EngineFacts | LoadableEngine | N
 
 
 def load(served: ServerPlace, pack: str) -> EngineFacts:
-    """Asks a server to load the model with the pack of this identity and waits until it has; returns the facts of its
+    """Has a server load the model whose pack has the identity `pack`, and waits for that; returns the facts of its
     engine.
 
     Raises:
-        KtError: it cannot be loaded there.
+        KtError: the server cannot load it, or runs another version of kt.
     """
     return _asked(Exchange(served, _path("/load", pack), b""), _FACTS)
 

@@ -41,9 +41,9 @@ def host_name(host: str) -> str | None:
 
 
 def is_loopback(name: str) -> bool:
-    """Returns whether a host name, as `host_name` returns it, is one of this machine's own, however it is spelled.
+    """Returns whether a host name, as `host_name` returns it, is localhost or a loopback address, in any spelling.
 
-    No page of elsewhere can have such a name: browsers ask no name server for them.
+    Pages from elsewhere cannot have such a name: browsers do not look it up with a name server.
     """
     if name == "localhost":
         return True
@@ -62,10 +62,10 @@ def is_loopback(name: str) -> bool:
 
 
 def allowed_host(said: str, *, has_key: bool) -> str:
-    """Returns a host name given as `--allow-host`, in the normalized form in which names are compared; "*" as it is.
+    """Returns the host name given with `--allow-host`, normalized for comparison; "*" (any host) stays as it is.
 
     Raises:
-        UsageError: it is not a host name, or every name without a key.
+        UsageError: `said` is not a host name, or is "*" although the server has no API key.
     """
     if said == ANY:
         _require_key("--allow-host", has_key=has_key)
@@ -78,11 +78,11 @@ def allowed_host(said: str, *, has_key: bool) -> str:
 
 
 def allowed_origin(said: str, *, has_key: bool) -> str:
-    """Returns an origin given as `--allow-origin`, in the normalized form in which origins are compared; "*" and "null"
-    as they are.
+    """Returns the origin given with `--allow-origin`, normalized for comparison; "*" (any origin) and "null" stay as
+    they are.
 
     Raises:
-        UsageError: it is not an origin, or every origin without a key.
+        UsageError: `said` is not an origin, or is "*" or "null" although the server has no API key.
     """
     if said in (ANY, "null"):  # "null" is any page in a file or a sandbox
         _require_key(f"--allow-origin {said}", has_key=has_key)
@@ -105,7 +105,7 @@ def _require_key(option: str, *, has_key: bool) -> None:
 
 
 def is_allowed(value: str, allowed: frozenset[str]) -> bool:
-    """Returns whether a host name or an origin, in any case of letters, is in a set of allowed ones; `*` in it allows
+    """Returns whether a host name or an origin is in a set of allowed ones, ignoring case; "*" in the set allows
     all."""
     return ANY in allowed or value.lower() in allowed
 
@@ -116,7 +116,8 @@ def is_preflight(method: str, headers: Mapping[str, str]) -> bool:
 
 
 def origin_headers(origin: str) -> dict[str, str]:
-    """Returns the CORS headers, by lower-case name, with which a response may be read by pages of an allowed origin."""
+    """Returns the CORS headers, by lower-case name, that let pages of an allowed origin read a response:
+    `access-control-allow-origin`, `access-control-expose-headers` and `vary`."""
     return {
         "access-control-allow-origin": origin,
         "access-control-expose-headers": _SHOWN,
@@ -125,8 +126,8 @@ def origin_headers(origin: str) -> dict[str, str]:
 
 
 def preflight_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Returns the CORS headers of the response to a preflight beside those of `origin_headers`: allowed methods and
-    headers.
+    """Returns the CORS headers, by lower-case name, that the response to a preflight has besides `origin_headers`: the
+    allowed methods and request headers, how long they may be cached, and the access to a private network.
 
     Args:
         headers: those of the preflight request.

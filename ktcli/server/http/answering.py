@@ -150,8 +150,8 @@ async def gone(receive: Receive) -> None:
 
 @contextlib.contextmanager
 def cancelled_at_end(receive: Receive, cancel: Callable[[], None]) -> Iterator[None]:
-    """Opens a context in which an answer is sent: calls `cancel` once the client has disconnected, and in any case at
-    the end of the context, where a TimeoutError (the client takes nothing any more) is suppressed."""
+    """Opens a context in which an answer is sent. `cancel` is called once the client has disconnected, and always at
+    the end; a TimeoutError (the client takes no more data) is suppressed."""
 
     async def watch() -> None:
         await gone(receive)

@@ -101,7 +101,8 @@ def _others(
 
 
 def refused(path: str, refusal: Refusal) -> tuple[bytes, dict[str, str]]:
-    """Returns the body and headers of an error response, in the format of the API that a path belongs to."""
+    """Returns the JSON body and the headers (by name) of an error response, in the format of the API to which a path
+    belongs: Ollama's, Anthropic's or OpenAI's."""
     if path.startswith("/api/"):
         said: dict[str, Any] = {"error": refusal.message}
     elif path.startswith("/v1/messages"):

@@ -54,7 +54,7 @@ class JsonShape:
 
     @property
     def is_small(self) -> bool:
-        """Whether the document is so shallow and small that it can be decoded whatever its strings are."""
+        """Whether the document has at most 64 nested levels, and its values take at most 256 KiB once decoded."""
         return self.depth <= DEPTH_MOST and self.decoded_bytes <= _LARGE_BYTES
 
 
@@ -70,7 +70,7 @@ async def body_of(request: Request, kind: type[T]) -> T:
     """Returns the JSON body of a request, parsed as a structure of the type `kind`.
 
     Raises:
-        Refusal: it is not valid JSON, a field (which is named) has the wrong type, or it is too deep or too large.
+        Refusal: the body is not valid JSON, is nested too deeply or too large, or has a field of the wrong type.
     """
     data: bytes = request.scope[BODY]
     if len(data) > _LARGE_BYTES:
@@ -150,11 +150,8 @@ def _char_bytes(data: bytes) -> int:
 
 
 def shape_of(data: bytes) -> JsonShape:
-    """Returns the depth and size of a JSON document, or upper bounds of both where it is small; undefined for other
-    input.
-
-    It takes about 1 ns a byte, and memory for 1 MiB at a time.
-    """
+    """Returns the depth and decoded size of a JSON document, or upper bounds of both if these are small (`is_small`).
+    The result is undefined for input that is not JSON."""
     most = _of_counts(
         data.count(b"[") + data.count(b"{"), {mark: data.count(mark) for mark in _BYTES_OF}
     )

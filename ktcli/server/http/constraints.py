@@ -48,14 +48,14 @@ class ToolChoice:
 
     @classmethod
     def of(cls, said: Any, named: Any, parallel: bool | None) -> ToolChoice:
-        """Returns how the tools of a request may be used, as the value of OpenAI's `tool_choice` says.
+        """Returns how the tools of a request may be used, as OpenAI's `tool_choice` says.
 
         Args:
             said: the field `tool_choice`.
-            named: the name of the function in it, where this API has that.
+            named: the name of the function in it, if it names one.
             parallel: the field `parallel_tool_calls`.
         Raises:
-            Refusal: it is not a valid choice.
+            Refusal: `tool_choice` is not auto, none, required, or an object that names a function.
         """
         several = parallel is not False
         if said in (None, "auto", "none"):
@@ -75,9 +75,9 @@ def form_of_format(said: Mapping[str, Any] | None, field: str) -> Form | None:
 
     Args:
         said: the value of the field.
-        field: what errors call it.
+        field: the name of the field in errors.
     Raises:
-        Refusal: it cannot be used.
+        Refusal: the format has an unknown type, or an invalid schema.
     """
     kind = "text" if said is None else said.get("type") or "text"
     if said is None or kind == "text":
@@ -96,12 +96,12 @@ def form_of_format(said: Mapping[str, Any] | None, field: str) -> Form | None:
 def form_of_guides(
     said: Mapping[str, Any], prefix: str, names: FieldNames = OWN_NAMES
 ) -> Form | None:
-    """Returns the constraint on an answer's text, such as a JSON schema or a regular expression, that vLLM's fields ask
-    for; None: any text is allowed.
+    """Returns the constraint on an answer's text that vLLM's fields json, regex, choice or grammar ask for; None: any
+    text is allowed.
 
     Args:
-        said: the value of each of GUIDES, None for those that are not there.
-        prefix: what stands before them in kt's names of these fields.
+        said: the value of each of these fields, None for those that are not there.
+        prefix: precedes their names in kt's names of the fields.
         names: what the request calls the fields.
     Raises:
         Refusal: several of the fields are given.
@@ -118,12 +118,12 @@ def form_of_guides(
 def with_form(
     options: AnswerOptions, form: Form | None, names: FieldNames = OWN_NAMES
 ) -> AnswerOptions:
-    """Returns `options` with the text of the answer constrained to `form`; `options` as they are if that is None.
+    """Returns `options` with the text of the answer constrained to `form`; unchanged if that is None.
 
     Args:
         names: what the request calls the fields.
     Raises:
-        Refusal: the options have a constraint already, or a least number of tokens.
+        Refusal: the options have a constraint already, or a minimum number of tokens.
     """
     if form is None:
         return options
@@ -146,15 +146,15 @@ def with_tools(
     choice: ToolChoice,
     names: FieldNames = OWN_NAMES,
 ) -> AnswerOptions:
-    """Returns `options` with the tools that the model may call, or as they are if none is offered. If the options
-    constrain the text, a call is required, or all tools are strict, the answer's calls are constrained to valid ones.
+    """Returns `options` with the tools that the model may call; unchanged if none is offered. If the options constrain
+    the text, a call is required, or all tools are strict, the answer's calls are constrained to valid ones.
 
     Args:
         offered: the tools, in the form of OpenAI's API.
         choice: how they may be used.
         names: what the request calls the fields.
     Raises:
-        Refusal: a tool is required that is not offered.
+        Refusal: a call is required, but no tool is offered, or not the one that `choice` names.
     """
     if choice.required and not offered:
         raise bad_field(_CHOICE, "requires a call, but the request has no tools")
@@ -222,7 +222,7 @@ class ForeignLimits(_UnsupportedLimits):
         Args:
             names: what the request calls the fields.
         Raises:
-            Refusal: it has one, with a value that is not null, false, empty or -1.
+            Refusal: there is such a field whose value is not null, false, empty or -1.
         """
         for name in _UnsupportedLimits.__struct_fields__:
             value = getattr(self, name)
@@ -237,13 +237,13 @@ class ForeignLimits(_UnsupportedLimits):
 def refuse_elsewhere(
     body: msgspec.Struct, instead: Mapping[str, str], names: FieldNames = OWN_NAMES
 ) -> None:
-    """Raises an error if a request has a field that constrains an answer under the name of another API.
+    """Raises an error if a request has a field with which another API constrains answers.
 
     Args:
-        instead: the names of such fields, and what to do instead of each.
+        instead: what to use instead of each such field, by its name.
         names: what the request calls the fields.
     Raises:
-        Refusal: it has one.
+        Refusal: one of these fields has a value.
     """
     for name, way in instead.items():
         if getattr(body, name):

@@ -33,10 +33,10 @@ def text_of(content: Any, where: str, *, asked: bool = False, gap: str = "") -> 
 
     Args:
         where: the path of the field, for errors.
-        asked: whether it belongs to the last user message.
+        asked: whether the content belongs to the last user message.
         gap: the separator between the texts of blocks.
     Raises:
-        Refusal: it is neither a string nor blocks, or the last user message has a block that is not text.
+        Refusal: the content is of another type, or the last user message has a block that is not text.
     """
     if content is None or isinstance(content, str):
         return content or ""
@@ -52,8 +52,8 @@ def last_question(roles: Sequence[Any]) -> int:
     """Returns the index of the user message that is to be answered now, given the roles of all messages; -1: there is
     none.
 
-    A user message that an answer follows is history. So is one right behind the result of a tool: agents put pictures
-    there that a tool returned, and nobody can take them back.
+    A user message is history if an answer or a tool result follows, or if it comes right after a tool result: agents
+    put pictures there that a tool returned.
     """
     at = max((at for at, role in enumerate(roles) if role == "user"), default=-1)
     is_answered = any(role in ("assistant", "tool") for role in roles[at + 1 :])
@@ -61,8 +61,8 @@ def last_question(roles: Sequence[Any]) -> int:
 
 
 def unseen(what: str) -> str:
-    """Returns the text that takes the place of content that is not text, such as "[an image, which this model cannot
-    see]"."""
+    """Returns the text that takes the place of content that is not text: "[an image, which this model cannot see]" if
+    `what` is "an image"."""
     return f"[{what}, which this model cannot see]"
 
 
@@ -108,14 +108,14 @@ _FIELDS = ("name", "tool_call_id", "tool_name")
 
 
 def plain_message(message: Mapping[str, Any], where: str, *, asked: bool = False) -> dict[str, Any]:
-    """Returns a message of OpenAI's API in the form of chat templates: its role, its content as one string, and what it
-    has of names, ids, tool calls with function names, and thoughts (`reasoning_content`).
+    """Returns a message of OpenAI's API in the form of chat templates: `role`, `content` as one string, and those of
+    `name`, `tool_call_id`, `tool_name`, `tool_calls` and `reasoning_content` that it has.
 
     Args:
         where: the path of the field, for errors.
         asked: whether it is the last user message.
     Raises:
-        Refusal: it has no role, or is the last user message and has parts that are not text.
+        Refusal: the message has no role, or is the last user message and has parts that are not text.
     """
     role = message.get("role")
     if not isinstance(role, str) or not role:

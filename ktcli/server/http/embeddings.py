@@ -35,9 +35,9 @@ async def embeddings_of(
     Args:
         model: the name of the model in the request.
         asked: the texts, and how to embed them.
-        prompt_name: of the prompt of the model that goes before each text; None: its default.
+        prompt_name: the name of the model's prompt that goes before each text; None: its default prompt.
         dimensions: the length of the vectors; None: the model's own.
-        keep_s: the seconds that the model is to stay in memory; None: as before.
+        keep_s: the seconds for which the model stays in memory afterwards; None: as before.
     Raises:
         Refusal: the model makes no embeddings, or a field cannot be used.
         KtError: see `EmbeddingRun.compute`.

@@ -103,7 +103,7 @@ class Guard:
                 self._trace(scope, began_s)
 
     def malformed(self, client: tuple[str, int] | None) -> None:
-        """Logs that a client sent something that is not an HTTP request, with the status 400."""
+        """Writes an entry with the status 400 to the log of requests: a client sent something that is not HTTP."""
         self._tell(client, {"method": "?", "path": "?", "status": 400}, time.monotonic())
 
     def _tell(self, client: tuple[str, int] | None, about: dict[str, Any], began_s: float) -> None:
@@ -290,12 +290,12 @@ _OWN = re.compile(r"/v1/(?:tokenize|detokenize|apply-template|props|version|heal
 
 
 def meant_path(path: str, root: str = "") -> str:
-    """Returns the path of this server's routes that a request means: without an address, the proxy's root and slashes
-    at its end, and with or without `/v1` as the route has it.
+    """Returns the path that a request means, as this server's routes have it: without an address, the proxy's root and
+    trailing slashes, and with `/v1` only where the route has it.
 
     Args:
         path: the target of the request, decoded, without its query.
-        root: the path below which a proxy publishes the server; it may have taken it off.
+        root: the path below which a proxy publishes the server; it may have been removed already.
     """
     found = _ADDRESS.sub("", path, count=1) if _ADDRESS.match(path) else path
     if root and (found == root or found.startswith(f"{root}/")):

@@ -82,8 +82,8 @@ class _InputSize:
 
 
 def work_most(context: int) -> int:
-    """Returns the most work that rendering one conversation may take, for a context of so many tokens; a message is 3
-    units of work, a value of tools, variables or calls 2, and a control word 1."""
+    """Returns the most units of work that rendering one conversation may take: a sixth of the context (in tokens), but
+    at least 10,000. A message is 3 units, a value of tools, variables or calls 2, and a control word 1."""
     return max(WORK_MOST, context // _TOKENS_PER_WORK)
 
 
@@ -100,7 +100,7 @@ def rendering_work(
     """Returns the work that rendering a conversation with a chat template takes, in the units of `work_most`.
 
     Raises:
-        ContextFull: it can have no room in the context, or would take too long.
+        ContextFull: the conversation cannot fit into the context, or rendering it would take too long.
     """
     if len(messages) > (most := _messages_most(context)):
         raise ContextFull(
@@ -146,12 +146,12 @@ def _count_arguments(call: Any, size: _InputSize) -> None:
 def require_room(
     texts: Sequence[str], control: ControlTokens, context: int, thoughts: Sequence[str] = ()
 ) -> int:
-    """Returns the number of control words (spellings of control tokens) in texts; before, checks that the texts may fit
+    """Returns the number of control words (spellings of control tokens) in texts, after checking that the texts may fit
     into the context.
 
     Args:
-        context: in tokens.
-        thoughts: further texts, of which a template may leave out most.
+        context: its size in tokens.
+        thoughts: further texts, most of which a template may leave out.
     Raises:
         ContextFull: the texts surely have more tokens, or too many control words.
     """
@@ -168,7 +168,8 @@ def require_room(
 
 
 def too_long(tokens: int | None, context: int) -> ContextFull:
-    """Returns the error for a prompt that leaves no room for an answer; `tokens` is None: they were not counted."""
+    """Returns the error for a prompt of `tokens` tokens (None: not counted) that leaves no room for an answer in a
+    context of `context` tokens."""
     said = f"more than {context:,}" if tokens is None else f"{tokens:,}"
     return ContextFull(
         f"the conversation has {said} tokens, but the context holds {context:,}, which leaves no room for an answer",

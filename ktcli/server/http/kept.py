@@ -68,7 +68,7 @@ class KeptResponses:
 
     def conversation(self, id: str, owner: str) -> list[KeptResponse] | None:
         """Returns the stored response with this id and all those that it continues, the earliest first; None: `find`
-        has none of one of them."""
+        does not find all of them."""
         found: list[KeptResponse] = []
         while id:
             if (each := self.find(id, owner)) is None:

@@ -39,7 +39,7 @@ class ApiKeys:
         self.replace(keys)
 
     def replace(self, keys: Sequence[NamedKey]) -> None:
-        """Replaces all keys that the server accepts by these."""
+        """Replaces all keys that the server accepts with `keys`."""
         self._names = {_hash(each.key): each.name for each in keys}
 
     def __bool__(self) -> bool:
@@ -54,7 +54,7 @@ def keys_in(text: str, where: str) -> list[NamedKey]:
     """Returns the keys in the text of a file; empty lines and those that begin with # are ignored.
 
     Args:
-        where: what holds the text, for messages.
+        where: the source of the text, for errors.
     Raises:
         UsageError: a line is malformed, a key is there twice, or there is none.
     """

@@ -65,8 +65,8 @@ class Metrics:
         }
 
     def asked(self, entry: Mapping[str, Any]) -> None:
-        """Counts a request that has ended, and its tokens, for its API key, which its log entry has; nothing if there
-        is none."""
+        """Adds an ended request and its tokens to the counters of its API key, given its log entry; does nothing if the
+        entry has no key."""
         if (key := entry.get("key")) is not None:
             self._counters["key_requests"].labels(key).inc()
             self._counters["key_prompt_tokens"].labels(key).inc(entry.get("prompt_tokens", 0))
@@ -97,7 +97,7 @@ class Metrics:
         """Adds a request for embeddings that has ended to the counters, and its `seconds` to the histogram of times.
 
         Args:
-            tokens, reused: of all texts, and those of them that were in the cache.
+            tokens, reused: the tokens of all texts, and how many of them were in the cache.
         """
         self._counters["prompt_tokens"].inc(tokens)
         self._counters["prefix_cache_queries"].inc(tokens)

@@ -58,7 +58,7 @@ class BodyRoute(Route):
 
 
 def bodies_of(routes: Sequence[Route]) -> list[type[msgspec.Struct]]:
-    """Returns the structure of the request body of each route that has one, in the order of the routes."""
+    """Returns the types of the request bodies of those routes that have one, in the order of the routes."""
     return [each.body for each in routes if isinstance(each, BodyRoute) and each.body is not None]
 
 
@@ -74,7 +74,8 @@ def openapi(routes: Sequence[Route], *, has_key: bool) -> Callable[[Request], Aw
 
 
 def openapi_document(routes: Sequence[Route], *, has_key: bool) -> dict[str, Any]:
-    """Returns the OpenAPI document (paths, bodies and errors) of those of these routes that are in the schema.
+    """Returns the OpenAPI document (paths, bodies and errors) of these routes, without those whose `include_in_schema`
+    is false.
 
     Args:
         has_key: whether requests need an API key.

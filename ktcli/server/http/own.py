@@ -49,8 +49,8 @@ class TokenizeBody(msgspec.Struct):
 
     @property
     def begins(self) -> bool:
-        """Whether to put the ids with which the model begins a text before its own: vLLM does so by default, llama.cpp
-        does not."""
+        """Whether the ids with which the model begins a text come first: as the request says, else only for `prompt`
+        (vLLM), not for `content` (llama.cpp)."""
         if (said := self.add_special_tokens) is None:
             said = self.add_special
         return self.content is None if said is None else said
@@ -84,8 +84,8 @@ class DetokenizeBody(msgspec.Struct):
 async def health(request: Request) -> Response:
     """Responds with the server's health and its counts of requests.
 
-    The status is 503 while its own model is being loaded or could not be loaded again, and while the server shuts
-    down.
+    Sends JSON with `status` (see `ServerState.status`), `running` and `waiting`. The HTTP status is 503 unless `status`
+    is "ok".
     """
     state = state_of(request)
     running, waiting = state.residency.counts()
@@ -94,7 +94,10 @@ async def health(request: Request) -> Response:
 
 
 async def server(request: Request) -> Response:
-    """Returns the status of this server: its model, its address, its counts of requests, and the models in memory."""
+    """Returns the status of this server: its model, its address, its counts of requests, and the models in memory.
+
+    Sends a `Status` as JSON.
+    """
     state = state_of(request)
     residency, own = state.residency, state.catalogue.own
     running, waiting = residency.counts()
@@ -122,7 +125,10 @@ def _of_loaded(loaded: LoadedModel) -> LoadedStatus:
 
 
 async def drain(request: Request) -> Response:
-    """Sets how long answers may take to finish once the server is shut down; through the Unix socket only."""
+    """Sets how long answers may take to finish once the server is shut down; through the Unix socket only.
+
+    Sends the new seconds as JSON in the field `drain_s`.
+    """
     require_owner(request)
     body, state = await body_of(request, DrainBody), state_of(request)
     state.drain.seconds = body.seconds
@@ -130,14 +136,18 @@ async def drain(request: Request) -> Response:
 
 
 async def version(request: Request) -> Response:
-    """Returns the version of kt."""
+    """Returns the version of kt.
+
+    Sends it as JSON in the field `version`.
+    """
     return json_response({"version": __version__})
 
 
 async def props(request: Request) -> Response:
     """Responds with the server's properties and default settings, as llama.cpp's server does.
 
-    The `model` of the query may be one that is not in memory, and is not loaded.
+    Sends JSON with `default_generation_settings`, `total_slots`, `chat_template` and more. The `model` of the query may
+    be one that is not in memory; it is not loaded.
     """
     state = state_of(request)
     name = request.query_params.get("model", "")
@@ -180,8 +190,8 @@ async def metrics(request: Request) -> Response:
 async def tokenize(request: Request) -> Response:
     """Responds with the token ids of a text, or of a conversation's prompt.
 
-    Control tokens in a text are plain text unless `parse_special` is true. A text has the ids that the model puts
-    before one if it is vLLM's `prompt`, or as `add_special_tokens` or `add_special` say.
+    Sends JSON with `tokens` (the ids), `count` and `max_model_len`. Control tokens in a text are plain text unless
+    `parse_special` is true. For the ids that the model puts before a text see `TokenizeBody.begins`.
     """
     body, state = await body_of(request, TokenizeBody), state_of(request)
     text = body.text
@@ -221,7 +231,10 @@ def _spelled(ids: list[int], tokens: list[dict[str, Any]], body: TokenizeBody) -
 
 
 async def detokenize(request: Request) -> Response:
-    """Returns the text of token ids."""
+    """Returns the text of token ids.
+
+    Sends it as JSON, both in `content` and in `prompt`.
+    """
     body, state = await body_of(request, DetokenizeBody), state_of(request)
     with await state.lease(body.model) as lease, about("tokens"):
         prompts = lease.model.prompts
@@ -230,7 +243,10 @@ async def detokenize(request: Request) -> Response:
 
 
 async def cancel(request: Request) -> Response:
-    """Cancels a request of the same caller at the next step, by its id with or without the prefix of an API."""
+    """Cancels a request of the same caller at the next step, by its id with or without the prefix of an API.
+
+    Sends JSON with `id` and `cancelled`; 404 if no such request is in progress.
+    """
     state, id = state_of(request), request.path_params["id"]
     found = state.answering.get(re.sub(r"^.*[-_]", "", id))
     if found is None or found.over or found.prompt.caller != caller_of(request):
@@ -242,8 +258,8 @@ async def cancel(request: Request) -> Response:
 async def loads(request: Request) -> Response:
     """Responds with the server's load.
 
-    That is its running and waiting requests, and the tokens of the KV pages in use, of all models together. Pages
-    that are only cached are not in use: a full cache is no reason to go elsewhere.
+    Sends JSON whose `loads` has one object: the running and waiting requests and the tokens of the KV pages in use, of
+    all models together. Pages that are only cached are not in use.
     """
     state = state_of(request)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -254,8 +270,8 @@ async def loads(request: Request) -> Response:
 async def server_info(request: Request) -> Response:
     """Responds with the facts of the server.
 
-    These are its own model, the context, its parallelism, and the planned speed of one answer, from which `kt
-    route` derives how long a request may last.
+    Sends JSON with its own model, the context, its parallelism, and the planned speed of one answer (`decode_tok_s`),
+    from which `kt route` derives how long a request may last.
     """
     state = state_of(request)
     own = state.catalogue.own

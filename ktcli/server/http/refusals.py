@@ -74,8 +74,8 @@ class Refusal(Exception):
 
     @property
     def kind(self) -> str:
-        """The type of the error in the APIs, by its status: "not_found_error" for 404, and "api_error" for others than
-        the usual ones."""
+        """The type of the error in the APIs, such as "not_found_error" for the status 404; "api_error" for a status
+        without one."""
         return _KINDS.get(self.status, "api_error")
 
     @property
@@ -113,8 +113,8 @@ OWN_NAMES = FieldNames()
 
 @contextmanager
 def about(field: str) -> Iterator[None]:
-    """Opens a context in which a UsageError becomes a Refusal with the status 400 that names the field, in its message
-    as well: some APIs have no other place for it."""
+    """Opens a context in which a UsageError becomes a Refusal with the status 400 that names the field, also in its
+    message."""
     try:
         yield
     except UsageError as error:

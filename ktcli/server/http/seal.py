@@ -27,8 +27,8 @@ class ThoughtSeal:
         self._hiding, self._signing = (secrets.token_bytes(_KEY_BYTES) for _ in range(2))
 
     def seal(self, text: str, owner: str) -> str:
-        """Returns a text in an encrypted form that only `open` reads, for the same owner; empty: it would be too
-        long."""
+        """Returns a text in an encrypted form that only `open` reads, for the same owner; empty: it would be longer
+        than 8 MiB."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
         hidden = self._hidden(text.encode("utf-8", "surrogatepass"), nonce)
         made = nonce + hidden + self._tag(nonce, hidden, owner)

@@ -91,8 +91,8 @@ class ModelAbilities(NamedTuple):
 
     @classmethod
     def of(cls, answers: AnswerFormat) -> ModelAbilities:
-        """Returns the chat template, the capabilities and the settings of a model; on the main thread, since its
-        template is tried."""
+        """Returns the chat template, the capabilities and the settings of a model. To be called on the main thread,
+        since the template is tried."""
         can = ["completion"]  # of one that generates text
         can += ["tools"] if answers.may_call else []
         can += ["thinking"] if answers.thinks else []
@@ -153,11 +153,10 @@ class ServerState:
         return "ok" if self.residency.unrecovered(own) is None else "failed"
 
     async def named(self, name: str) -> ModelSource:
-        """Returns the model that a request names: one of the library, or else the server's own, since programs send
-        names of models that are not here.
+        """Returns the model that a request names: one of the library or, for an unknown name, the server's own.
 
         Raises:
-            Refusal: it has another name, and the server is strict.
+            Refusal: the name is unknown, and the server is strict or the name could be that of an adapter.
         """
         found = await self.catalogue.find(name)
         if found is None and await self.catalogue.is_unserved(name):
@@ -174,8 +173,7 @@ class ServerState:
 
     async def listed(self) -> list[ModelSource]:
         """Returns the models that the server lists: those of the library or, if it is strict, its own with and without
-        adapters. Routers take all of a list for served.
-        """
+        adapters."""
         found = await self.models()
         own = self.catalogue.own.key
         return [each for each in found if each.key == own] if self.rules.strict_model else found
@@ -218,8 +216,8 @@ class ServerState:
         return found
 
     async def rows(self, row: Callable[[ModelSource, ModelFacts, str], T]) -> list[T]:
-        """Returns what `row` makes of each listed model, its facts and its name, the server's own under each of its
-        names; damaged models are left out."""
+        """Returns the result of `row` for each listed model, called with the model, its facts and its name, and for the
+        server's own with each of its aliases, too; damaged models are left out."""
         found = []
         for each in await self.listed():
             more = self.rules.aliases if each is self.catalogue.own else ()
@@ -233,9 +231,9 @@ class ServerState:
         the lease is released.
 
         Args:
-            keep_s: the seconds that it is to stay there afterwards; None: as before.
+            keep_s: the seconds for which the model stays in memory afterwards; None: as before.
         Raises:
-            Refusal: as `named`; or the model cannot be loaded.
+            Refusal: see `named`; or the model cannot be loaded.
             QueueFull, Busy: see `Residency.lease`.
         """
         source = await self.named(name)
@@ -253,8 +251,8 @@ class ServerState:
         return lease
 
     async def preset(self, name: str, source: ModelSource) -> Preset:
-        """Returns the settings that a request's model name presets, over the server's defaults; where the name presets
-        nothing and means the server's own model, those of the name with which the server was started."""
+        """Returns the settings that a request's model name presets, over the server's defaults. A name of the server's
+        own model that presets nothing has the settings of the name with which the server was started."""
         found = await self.catalogue.preset(name)
         own = self.rules.preset if source is self.catalogue.own else NOTHING
         return (found or own).over(self.rules.defaults)
@@ -288,7 +286,7 @@ class ServerState:
             names: what the request calls the fields of its options.
         Raises:
             KtError: as `EngineThread.submit`.
-            Refusal: the model generates no text, or the answers cannot be held to what was asked for.
+            Refusal: the model generates no text, or the answers cannot be constrained as the options ask.
         """
         _require_texts(lease.model)
 

@@ -64,8 +64,8 @@ class BlockBook:
         return len(self._blocks)
 
     def apply(self, taken: PageChangeSet) -> Iterator[Event]:
-        """Yields the events that tell subscribers of changed KV pages: additions before removals, a block after the one
-        before it."""
+        """Yields the events that tell subscribers of these changes of KV pages: first that all are gone if the model
+        changed or changes were lost, then additions, each block after its predecessor, then removals."""
         if taken.begins or taken.lost:
             self._root = taken.root
             self._blocks.clear()
@@ -79,8 +79,8 @@ class BlockBook:
                 yield from self._go(place)
 
     def all(self) -> Iterator[Event]:
-        """Yields the events that describe all blocks that are present, after one that clears what a subscriber knew
-        before."""
+        """Yields an `AllBlocksCleared`, then the events that describe all blocks that are present, each block after its
+        predecessor."""
         yield AllBlocksCleared()
         known: set[bytes | None] = {None}
         told = set[tuple[bytes, str]]()

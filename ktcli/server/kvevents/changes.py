@@ -75,7 +75,7 @@ class PageChanges:
         """Records that a model was opened, so that none of the earlier KV pages can be found.
 
         Args:
-            root: the key of its empty prefix, for those who name no salt and no adapter.
+            root: the key of the empty prefix for requests without salt and adapter.
             medium: where its memory is: GPU or CPU.
         """
         self._restart(root, medium)

@@ -119,7 +119,7 @@ class EventPublisher:
         self._thread.start()
 
     def close(self) -> None:
-        """Sends all queued events, for a moment at most, and ends the publisher's thread."""
+        """Ends the publisher's thread, which sends the queued events first, and waits at most 2 seconds for it."""
         self._stopping = True
         self._wake()
         self._thread.join(_END_S)

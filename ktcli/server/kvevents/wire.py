@@ -47,7 +47,8 @@ Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 def packed(events: Sequence[Event], now: float) -> bytes:
-    """Returns the payload of a message that publishes events: their MessagePack, with the time and the rank.
+    """Returns the payload of a message that publishes events: the MessagePack of [time, events, rank], where the rank
+    is 0.
 
     Args:
         now: the time, in seconds since 1970.

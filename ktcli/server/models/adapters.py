@@ -88,7 +88,7 @@ class ServedAdapters:
         recently used unreferenced one is unloaded if there is no room.
 
         Args:
-            digest: of its files as they are now.
+            digest: the SHA-256 of the adapter's files as they are now.
         Raises:
             KtError: it cannot be read, is not what was imported, or has more ranks than there is room for.
             Busy: all room is in use, or the server shuts down.

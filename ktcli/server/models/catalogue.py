@@ -66,8 +66,8 @@ class Catalogue:
         self._reading = asyncio.Lock()
 
     async def find(self, name: str) -> ModelSource | None:
-        """Returns the model of the server or its library with this name, in any case of letters, with or without
-        `:latest`; None: there is none."""
+        """Returns the model of the server or its library with this name, ignoring case and a final `:latest`; None:
+        there is none."""
         if len(name) > NAME_CHARS:
             return None
         said = name.lower()
@@ -78,13 +78,14 @@ class Catalogue:
         return names.get(name.lower()) or names.get(said)
 
     async def is_unserved(self, name: str) -> bool:
-        """Returns whether a name that no model has names a LoRA adapter, so that no other model may answer for it."""
+        """Returns whether a name that belongs to no model may be that of a LoRA adapter, so that no other model may
+        answer for it."""
         said = name.lower().removesuffix(_LATEST)
         return "+" in name or said in (await self._fresh()).unserved
 
     async def preset(self, name: str) -> Preset:
-        """Returns the settings that an alias presets for the requests that name it, with or without `:latest`; none for
-        other names."""
+        """Returns the settings that an alias presets for the requests that name it, with or without `:latest`;
+        `NOTHING` for other names."""
         said = name.lower()
         short = said.removesuffix(_LATEST)
         if len(name) > NAME_CHARS or self._own_names & {said, short}:

@@ -29,7 +29,7 @@ class Submitted(Protocol):
     """A request that an engine works on."""
 
     def cancel(self) -> None:
-        """Cancels the request; it ends at the next step."""
+        """Cancels the request; the engine ends it at its next step."""
 
 
 T = TypeVar("T", bound=Submitted)
@@ -45,11 +45,11 @@ async def submitted(
     """Submits a request to an engine while its constraints are compiled; returns the submitted request once they are.
 
     Args:
-        field: what errors call what is compiled.
-        compile: makes the constraints, on another thread.
-        submit: submits the request with them; it has `count` answers.
+        field: the request's field with the constraints, for errors.
+        compile: returns the constraints, one for each of `count` answers; called on another thread.
+        submit: submits the request with the constraints that it is given.
     Raises:
-        UsageError: it takes too long, or cannot be made; the request is cancelled.
+        UsageError: compiling takes too long or fails; the request is cancelled.
     """
     compiling = asyncio.ensure_future(_compiled(grammars, field, compile))
     made: T | None = None

@@ -64,7 +64,7 @@ class EmbeddingRun:
     _cancelled: bool = False
 
     def cancel(self) -> None:
-        """Cancels the request; it ends at the next step."""
+        """Cancels the request; the engine ends it at its next step."""
         self._cancelled = True
         for each in self._answers:
             each.cancel()
@@ -73,10 +73,10 @@ class EmbeddingRun:
         """Returns the embedding vectors of all texts of the request, in order, with the token counts.
 
         Args:
-            jobs: of the main thread.
+            jobs: the queue of the main thread.
         Raises:
             UsageError, ContextFull: a text cannot be embedded; its number is named.
-            QueueFull, Busy, KtError: see `EngineThread.submit`, and where the engine fails.
+            QueueFull, Busy, KtError: see `EngineThread.submit`; or the engine fails.
         """
         began_s = time.monotonic()
         cutter = TextCutter(self.model, self.pooling, self.asked)

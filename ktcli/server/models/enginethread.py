@@ -68,12 +68,13 @@ class EngineThread:
         answer's events on the engine's thread, one after the other.
 
         Args:
-            sampler: goes on with this random sequence; None: a new one.
-            conversation: the name of one whose next answer may follow, see `Timelines`; empty: none does.
+            sampler: the sampler whose random sequence the answer continues; None: a new one.
+            conversation: the name of the conversation whose cached sequence is kept for its next answer, see
+                `Timelines`; empty: none is kept.
             goes_on: whether it is the rest of an answer whose last event is being handled, see `Scheduler.submit`: it
                 may end while the thread ends.
         Raises:
-            Busy: the thread ends, or the GPU has failed; it takes nothing any more.
+            Busy: the thread is ending, or the GPU has failed.
             QueueFull, ContextFull, UsageError: see `Scheduler.submit`.
         """
         with self._work:

@@ -82,7 +82,7 @@ class Generation:
 
     @property
     def inference(self) -> Inference:
-        """What a trace says of this generation at its end: the model, times, token counts, and why the answers
+        """The facts of this generation for its trace, at its end: the model, times, token counts, and why the answers
         ended."""
         return Inference(
             self.name,
@@ -152,8 +152,8 @@ class Generation:
             raise
 
     def receive(self, event: AnswerEvent) -> None:
-        """Adds an event of an answer to those that `taken` returns; to be called in the event loop. The end of an
-        answer whose pages are to be stored waits until they are."""
+        """Adds an event of an answer to those that `taken` returns; to be called in the event loop. If the answer's KV
+        pages are to be stored on disk, its end is held back until they are."""
         given_up = (Finish.FAILED, Finish.CANCELLED)
         if self._tier is None or not isinstance(event, Ended) or event.finish in given_up:
             self._take(event)
@@ -276,7 +276,7 @@ class Generations:
 
     @property
     def inference(self) -> Inference:
-        """What a trace says of all generations together at their end: the model, times, token counts, and why the
+        """The facts of all generations together for a trace, at their end: the model, times, token counts, and why the
         answers ended."""
         of = [each.inference for each in self._of]
         return Inference(

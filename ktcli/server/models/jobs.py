@@ -24,7 +24,7 @@ class Jobs:
 
     def ask(self, work: Callable[[], T]) -> Future[T]:
         """Adds a function to the queue of calls for the main thread; returns the future of its result; callable from
-        any thread. A job whose future is cancelled is left out."""
+        any thread. A function whose future has been cancelled is not called."""
         made: Future[T] = Future()
         self._queue.put((made, work))
         return made

@@ -21,9 +21,9 @@ def keep_seconds(said: str | float, what: str) -> float:
 
     Args:
         said: a number of seconds, or a text: a number, or numbers with units, such as 1h30m.
-        what: the option or field that says so.
+        what: the name of the option or field, for errors.
     Raises:
-        UsageError: it is not a duration.
+        UsageError: `said` is not a duration.
     """
     seconds = _read(said) if isinstance(said, str) else said
     if seconds is None or math.isnan(seconds):

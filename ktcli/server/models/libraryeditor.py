@@ -59,7 +59,7 @@ class LibraryEditor:
 
         Args:
             tell: called with each step of the progress.
-            is_stopped: asked now and then; true: nobody wants it any more. What came stays for the next pull.
+            is_stopped: called now and then; true stops the pull. What came by then stays for the next pull.
         Raises:
             UsageError: the name does not name a model on a hub. QueueFull: too many pulls wait.
             KtError: see `prepare`.
@@ -113,7 +113,7 @@ class LibraryEditor:
         """Makes `further` another name (an alias) of a model of the library.
 
         Raises:
-            NotFound: there is no such model. UsageError: the name cannot be had.
+            NotFound: there is no such model. UsageError: `further` is not a valid name, or a model has it.
         """
         _require_no_place(name)
         aliases.require_free(further)

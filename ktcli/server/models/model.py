@@ -90,7 +90,7 @@ class LoadedModel:
 
     @property
     def failure(self) -> DeviceError | None:
-        """The error of the GPU, since which the model answers nothing; None: its GPU has not failed."""
+        """The error with which the model's GPU failed, after which it answers nothing; None: its GPU has not failed."""
         return self.model.thread.failure
 
     @property

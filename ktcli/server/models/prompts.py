@@ -99,11 +99,11 @@ class PromptMaker:
         return EncodedPrompt(text, ids, (), caller)
 
     def of_infill(self, before: str, behind: str, caller: str = "") -> EncodedPrompt:
-        """Returns the prompt with which the model writes the text between two others; control tokens in them are plain
-        text.
+        """Returns the prompt with which the model writes the text between `before` and `behind`; control tokens in them
+        are plain text.
 
         Raises:
-            ContextFull: it does not fit. UsageError: the model has no marks for it.
+            ContextFull: it does not fit. UsageError: the model has no tokens for filling in text.
         """
         if self.infill is None:
             raise UsageError("this model has no tokens for filling in text before a suffix")
@@ -113,19 +113,19 @@ class PromptMaker:
         return EncodedPrompt(self.text_of(ids), ids, (), caller)
 
     def ids_of(self, text: str, *, special: bool = False) -> list[int]:
-        """Returns the token ids of a text, without any that begin it, if the context can hold them.
+        """Returns the token ids of a text, without those that the model puts before a text.
 
         Args:
-            special: whether words of it become control tokens.
+            special: whether spellings of control tokens in the text become control tokens; else they are plain text.
         Raises:
-            ContextFull: it could not.
+            ContextFull: the text surely has more tokens than the context holds.
         """
         texts, context = self._backend.texts, self._backend.engine.context
         require_room([text], texts.control, context)
         return texts.tokenizer.encode(text) if special else texts.control.encode_text(text)
 
     def of_ids(self, ids: Sequence[int], caller: str = "") -> EncodedPrompt:
-        """Returns the prompt that consists of the token ids that the client made itself, with their text.
+        """Returns the prompt that consists of token ids that the client made itself, with their text.
 
         Raises:
             ContextFull: they do not fit. UsageError: one of them is outside the vocabulary.
@@ -134,10 +134,10 @@ class PromptMaker:
         return EncodedPrompt(self.text_of(ids), ids, (), caller)
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """Returns the text of token ids, control tokens included, if the context can hold them.
+        """Returns the text of token ids, control tokens included.
 
         Raises:
-            ContextFull: it could not. UsageError: one of them is outside the vocabulary.
+            ContextFull: there are more ids than the context holds. UsageError: one of them is outside the vocabulary.
         """
         engine = self._backend.engine
         if len(ids) > engine.context:
@@ -152,8 +152,8 @@ class PromptMaker:
             raise too_long(None if ids is None else len(ids), context)
 
     def remember(self, prompt: EncodedPrompt, text: str, ids: Sequence[int]) -> None:
-        """Stores the text and the token ids of an answer, which prompts that continue it then contain; not all answers
-        are stored."""
+        """Stores the text and the token ids of an answer, so that later prompts that continue it contain the same ids;
+        ignored if the ids do not decode to all of the text."""
         spoken = Spoken(len(prompt.text), text, tuple(ids))
         if not text or not self._prompts.is_whole(spoken):
             return
@@ -186,10 +186,10 @@ PromptSource = Callable[[PromptMaker], EncodedPrompt]  # makes one prompt, on th
 
 
 def require_ids(ids: Iterable[int], vocab: int, where: str = "") -> None:
-    """Checks that token ids are in a vocabulary of `vocab` ids; `where` stands before the error.
+    """Checks that token ids are in a vocabulary of `vocab` ids; `where` begins the error's message.
 
     Raises:
-        UsageError: one is not.
+        UsageError: one of them is not.
     """
     if (bad := next((id for id in ids if not 0 <= id < vocab), None)) is not None:
         raise UsageError(f"{where}token id {bad} is outside the vocabulary of {vocab}")

@@ -116,9 +116,7 @@ class Residency:
         return source.key in self._recovering or self._has_failed(source)
 
     def unrecovered(self, source: ModelSource) -> Exception | None:
-        """Returns the error because of which a model could not be loaded again after its GPU failed; None: it could, or
-        nothing failed.
-        """
+        """Returns the error with which loading a model again failed after its GPU had failed; None: there is none."""
         return self._unrecovered.get(source.key)
 
     async def lease(self, source: ModelSource, keep_s: float | None = None) -> Lease:
@@ -126,10 +124,10 @@ class Residency:
         released.
 
         Args:
-            keep_s: the seconds that it is to stay there afterwards; None: as before.
+            keep_s: the seconds for which the model stays in memory afterwards; None: as before.
         Raises:
-            QueueFull: too many wait already. Busy: the server shuts down.
-            Refusal: it cannot be loaded.
+            QueueFull: too many requests wait for models. Busy: the server shuts down.
+            Refusal: the model cannot be loaded.
         """
         loaded = self._usable(source)
         if loaded is not None and not self._held_up and not self._stopping:

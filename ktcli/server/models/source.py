@@ -76,12 +76,12 @@ class ModelSource:
 
     @property
     def name(self) -> str:
-        """The name of the model for people and clients, with +ADAPTER behind it where requests use an adapter."""
+        """The name of the model for people and clients, followed by +ADAPTER if requests use an adapter."""
         return f"{self.ready.name}+{self.adapter}" if self.adapter else self.ready.name
 
     @property
     def key(self) -> str:
-        """The unique key of the model's engine: the path of its pack, and the adapter that it is loaded with."""
+        """The unique key of the model's engine: the path of its pack, followed by +ADAPTER if it is loaded with one."""
         own = self.ready.adapter
         return f"{self.ready.pack}+{own}" if own else str(self.ready.pack)
 
@@ -104,7 +104,7 @@ class ModelSource:
         """Returns how the model fits into memory, and with which context, next to the models already there (`held`).
 
         Raises:
-            KtError: its files are damaged, or an option does not fit it.
+            KtError: its files are damaged, or an option cannot be used with it.
         """
         wanted, how = self.how.wanted, self.how
         if self.shorter and wanted.context is not None:
@@ -113,8 +113,8 @@ class ModelSource:
         return fit_beside(self.ready, how, held)
 
     def after_failure(self, error: DeviceError) -> str:
-        """Chooses where the model runs once it is loaded again after its GPU failed; returns a phrase about it, such as
-        "on the CPU"; empty: nowhere. See `talking.after_failure`."""
+        """Chooses where the model runs when it is loaded again after its GPU failed; returns that as a phrase, such as
+        "on the CPU"; empty: it cannot run anywhere. See `talking.after_failure`."""
         return after_failure(error, self.how)
 
     def read_tokenizer(self) -> Tokenizer:
@@ -134,7 +134,7 @@ class ModelSource:
         """Returns the model, loaded into memory with the context of `fit`, without `adapter`.
 
         Args:
-            is_stopped: asked while it is loaded; true: nobody wants it any more.
+            is_stopped: called while the model is loaded; true stops loading.
         Raises:
             KtError: it cannot be loaded, or was stopped.
         """

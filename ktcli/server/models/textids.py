@@ -72,10 +72,10 @@ class TextCutter:
         self._words = 0
 
     def parts(self) -> Iterator[Sequence[int]]:
-        """Yields the indices of the request's texts, some at a time: those that are encoded in one job each.
+        """Yields lists of indices of the request's texts: those that are tokenized in one job each.
 
         Raises:
-            UsageError: the texts have too many characters.
+            UsageError: the texts have more than 2,000,000 characters.
         """
         if not self._asked.texts:
             return
@@ -101,10 +101,10 @@ class TextCutter:
         return min(len(self._asked.prompt) + len(text), MAX_TOKEN_CHARS * self._most)
 
     def cut(self, numbers: Sequence[int]) -> list[TextIds]:
-        """Returns the token ids of the texts with these indices, with those that the model puts around a text.
+        """Returns the token ids of the texts with these indices, including those that the model puts around a text.
 
         Raises:
-            UsageError: one has no tokens, or an id outside the vocabulary. ContextFull: one has too many.
+            UsageError: a text has no tokens, or an id outside the vocabulary. ContextFull: a text has too many.
         """
         return [self._one(number, self._asked.texts[number]) for number in numbers]
 
@@ -187,7 +187,7 @@ def shortened(pooling: TextPooling, dimensions: int | None, own: int, name: str)
         own: the length of the model's own vectors.
         name: of the model, for errors.
     Raises:
-        UsageError: the model's vectors cannot be so short.
+        UsageError: the model's vectors cannot have that length.
     """
     if dimensions is None or dimensions == own:
         return 0
@@ -201,14 +201,14 @@ def shortened(pooling: TextPooling, dimensions: int | None, own: int, name: str)
 
 
 def require_few(inputs: int, dimensions: int, field: str) -> None:
-    """Raises an error if a request for embeddings has too many texts, also given the length of each vector.
+    """Checks that a request for embeddings has at most 2,048 texts, and at most 2^23 numbers in all vectors together.
 
     Args:
         inputs: the number of texts.
         dimensions: the length of each vector.
         field: what the request calls the texts.
     Raises:
-        UsageError: there are too many.
+        UsageError: there are too many texts.
     """
     most = min(INPUTS_MOST, NUMBERS_MOST // dimensions)
     if inputs > most:

@@ -27,12 +27,12 @@ class Timelines:
 
     @property
     def due(self) -> bool:
-        """Whether there are timelines that `sweep` has to close."""
+        """Whether there are timelines (cached sequences) that `sweep` has to close."""
         return bool(self._closing)
 
     def take(self, conversation: str) -> Sequence | None:
-        """Returns the timeline (the cached sequence) that a conversation continues, a new one if it has none; `sweep`
-        closes the kept ones of all others. None: the conversation has no name, and is not kept."""
+        """Returns the timeline (the cached sequence) that a conversation continues, or a new one; the kept ones of all
+        other conversations are left to `sweep`. None: `conversation` is empty, and nothing is kept for it."""
         found = self._kept.pop(conversation, None)
         self._closing += self._kept.values()
         self._kept.clear()
@@ -41,19 +41,20 @@ class Timelines:
         return found or self._engine.sequence()
 
     def begin(self, answer: Answer, conversation: str, sequence: Sequence | None) -> None:
-        """Records that an answer is computed on a timeline (cached sequence) that `take` returned; None: on none."""
+        """Records that an answer is computed on `sequence`, a timeline (cached sequence) that `take` returned; does
+        nothing if that is None."""
         if sequence is not None:
             self._used[answer] = conversation, sequence
 
     def give_up(self, sequence: Sequence | None) -> None:
-        """Records that no answer is computed on a timeline (cached sequence) that `take` returned, so that `sweep`
-        closes it."""
+        """Records that no answer is computed on `sequence`, a timeline (cached sequence) that `take` returned, so that
+        `sweep` closes it; does nothing if that is None."""
         if sequence is not None:
             self._closing.append(sequence)
 
     def end(self, answer: Answer, *, keep: bool) -> None:
-        """Records that an answer has ended: its timeline is kept for the conversation's next answer if `keep`, else
-        `sweep` closes it."""
+        """Records that an answer has ended: its timeline (cached sequence) is kept for the conversation's next answer
+        if `keep`, else `sweep` closes it."""
         conversation, sequence = self._used.pop(answer, ("", None))
         if sequence is None:
             return
@@ -70,7 +71,7 @@ class Timelines:
                 sequence.close()
 
     def close(self) -> None:
-        """Closes all timelines, those of answers in progress included."""
+        """Closes all timelines (cached sequences), those of answers in progress included."""
         self.take("")
         self._closing += [sequence for _, sequence in self._used.values()]
         self._used.clear()

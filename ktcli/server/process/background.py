@@ -68,14 +68,15 @@ def log_path(port: int) -> Path:
 
 
 def start(words: Sequence[str], port: int, progress: Progress) -> Started:
-    """Starts a server in the background and waits until it is ready; returns its process id, its log, and what it said.
-    If that is interrupted, or this process is told to end, the server is stopped again.
+    """Starts a server in the background and waits until it is ready; returns its process id, its log's path, its report
+    and its warnings. If that is interrupted, or this process is told to end, the server is stopped again.
 
     Args:
-        words: the command line behind `kt`.
+        words: the words of the command line after `kt`.
         port: where it will listen.
     Raises:
-        NotStarted: it has ended; with its exit code, and the reason that it gave. KtError: there can be no log.
+        NotStarted: the server ended before it was ready, with its exit code and reason. KtError: the log cannot be
+            made.
         SystemExit: a signal told this process to end.
     """
     path = log_path(port)
@@ -108,8 +109,8 @@ def start(words: Sequence[str], port: int, progress: Progress) -> Started:
 
 
 def shorten(path: Path, descriptor: int = 2) -> None:
-    """Drops the older half of the log file at `path` if this process writes that, to `descriptor`, and it has more than
-    1 MiB."""
+    """Cuts the log file at `path` down to its last 512 KiB if it has more than 1 MiB, and if it is the file that this
+    process writes to `descriptor`."""
     with contextlib.suppress(OSError):
         mine, named = os.fstat(descriptor), os.stat(path)
         if not os.path.samestat(mine, named) or mine.st_size <= LOG_BYTES:

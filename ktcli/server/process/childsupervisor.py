@@ -68,7 +68,7 @@ class ChildSupervisor(ABC, Generic[Child]):
         thread.
 
         Raises:
-            KtError: it does not start, or crashes again and again; the sentence says why.
+            KtError: it does not start, or crashes again and again; the error says why.
         """
         crashes = 0
         # Signals that the parent process ignored stay ignored.

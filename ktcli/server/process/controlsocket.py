@@ -34,7 +34,7 @@ def start_answering(listening: socket.socket, answers: Mapping[tuple[str, str], 
     """Starts a thread that answers HTTP requests at a Unix socket until the socket is closed.
 
     Args:
-        listening: the socket, which whoever made it closes.
+        listening: the socket; the caller closes it.
         answers: functions by method and path, such as ("GET", "/server"), which return the response; anything else gets
             404.
     """

@@ -118,11 +118,11 @@ def socket_path(port: int) -> Path:
 
 
 def running_servers() -> list[FoundServer]:
-    """Returns the running servers of this library, in the order of their sockets, with their processes and what they
-    say.
+    """Returns the running servers of this library, in the order of their sockets, each with its process id, memory and
+    report.
 
     Raises:
-        KtError: others may write in the folder of its sockets.
+        KtError: other users may write to the folder of the sockets.
     """
     found = []
     for path in server_sockets():
@@ -135,8 +135,8 @@ def running_servers() -> list[FoundServer]:
 
 
 def status_of(connection: socket.socket) -> Status | None:
-    """Returns the report of a server on itself, asked through a connection to its socket; None: it does not answer in
-    time."""
+    """Returns the report of a server on itself, asked through a connection to its socket; None: it does not answer
+    within 2 seconds."""
     try:
         return msgspec.json.decode(_body_of(connection, b"/server"), type=Status)
     except (OSError, msgspec.DecodeError):
@@ -167,7 +167,8 @@ def stop(server: FoundServer, drain_s: float | None = None) -> None:
     Args:
         drain_s: the seconds that they may take; None: as many as the server was started with.
     Raises:
-        Busy: it has not ended. KtError: this user may not end it, cannot see it, or it takes no other time.
+        Busy: the server has not ended 20 seconds after that time.
+        KtError: this user may not end the server or set its drain time, or its process is not visible from here.
     """
     if server.pid <= 0:
         raise KtError(
@@ -222,7 +223,7 @@ def connected(path: Path) -> Iterator[socket.socket]:
     """Yields a connection to the socket at `path`, however long the path is: the system's limit is 107 bytes.
 
     Raises:
-        OSError: nobody listens there, or another user's process, to which nothing is to be said.
+        OSError: nobody listens there, or a process of another user does.
     """
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as made:
         made.settimeout(ANSWER_S)
@@ -236,10 +237,10 @@ def connected(path: Path) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def short_name(path: Path) -> Iterator[str]:
-    """Yields a path of the same file in a few bytes, by way of /proc, which is valid within the context.
+    """Yields a short path (through /proc) of the file at `path`, which is valid within the context.
 
     Raises:
-        OSError: its folder is not there.
+        OSError: the folder of `path` does not exist.
     """
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:

@@ -31,8 +31,8 @@ class Drain:
         self._quiet.set()
 
     def require_running(self, path: str) -> None:
-        """Raises an error if requests for a path are no longer answered. Raises: Refusal: the server is shutting
-        down."""
+        """Checks that requests for a path are still answered. Raises: Refusal: they are not, since the server is
+        shutting down."""
         if self.begun and not _is_always_answered(path):
             raise _refusal("the server is shutting down and accepts no new requests", self.seconds)
 
@@ -62,7 +62,8 @@ class Drain:
         self._quiet.set()
 
     async def finished(self) -> bool:
-        """Waits until no request is in progress, at most `seconds`; returns whether all have finished."""
+        """Waits until no request is in progress, at most the `seconds` of this drain; returns whether all have
+        finished."""
         return await self._is_quiet_in(self.seconds)
 
     async def told(self) -> None:

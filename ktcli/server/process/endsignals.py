@@ -34,6 +34,5 @@ class StartingTerminal:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the process was started from a terminal that has been closed since; `isatty` is false for a closed
-        one."""
+        """Whether the process was started from a terminal that has been closed since."""
         return bool(self._files) and not any(os.isatty(each) for each in self._files)

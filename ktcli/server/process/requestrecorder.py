@@ -78,7 +78,7 @@ class BlockHasher:
         its end; the last block may be shorter.
 
         Args:
-            space: whatever else decides who shares blocks: model, adapter, salt.
+            space: what else decides whether prompts share blocks, as one text: model, adapter, salt.
         """
         link = blake2b(
             space.encode("utf-8", "surrogatepass"), key=self._key, digest_size=32
@@ -136,7 +136,7 @@ class TraceFile:
         """Appends requests to the trace, in the order of their arrival; returns whether there is room for more.
 
         Raises:
-            OSError: the disk is full, or fails; an incomplete line is taken back.
+            OSError: the disk is full, or fails; an incomplete line is removed again.
         """
         for line in lines:
             data = json.dumps(line._asdict(), separators=(",", ":")).encode() + b"\n"
@@ -248,10 +248,10 @@ class RequestRecorder:
 
     def begin(self, space: str, ids: Sequence[int]) -> Callable[[int], None]:
         """Records the arrival of a request with these prompt ids; returns a function that records its end, given the
-        number of tokens of its answers. Both cost next to nothing, on any thread.
+        number of tokens of its answers. Both may be called on any thread.
 
         Args:
-            space: whatever decides beside the ids who shares blocks, see `BlockHasher`.
+            space: what else decides whether prompts share blocks, see `BlockHasher.numbers`.
         """
         with self._changed:
             passed_ms = 1e3 * (time.monotonic() - self._began_s)

@@ -33,8 +33,8 @@ class Supervisor:
         self._address = "\0" + name[1:] if name.startswith("@") else name
 
     def tell(self, **values: object) -> None:
-        """Sends values to the supervisor, as lines NAME=VALUE of a datagram; lost if it has ended, does not read, or
-        there is none."""
+        """Sends values to the supervisor, as lines NAME=VALUE of a datagram; they are lost if there is no supervisor,
+        or if it does not read them."""
         if not self._address:
             return
         lines = (f"{name}={' '.join(str(value).split())}" for name, value in values.items())
@@ -46,10 +46,10 @@ class Supervisor:
                 return
 
     def ready(self, said: str) -> None:
-        """Tells the supervisor that requests are answered from now on.
+        """Tells the supervisor that the server answers requests from now on.
 
         Args:
-            said: a sentence about it.
+            said: a sentence about the server, for people.
         """
         self.tell(**{READY: 1, STATUS: said})
 
@@ -79,7 +79,8 @@ class WatchedListener:
     def progress(
         self, title: str, total: int | None = None, *, unit: str = "B", done: int = 0
     ) -> Iterator[Bar]:
-        """Yields the progress bar of the other listener, which also calls the watching function when it moves."""
+        """Yields the progress bar of the wrapped listener, which also reports each change to the function that `watch`
+        returned for `title`."""
         with self._listener.progress(title, total, unit=unit, done=done) as bar:
             yield _WatchedBar(bar, self._watch(title), total, done)
 

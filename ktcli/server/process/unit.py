@@ -27,12 +27,12 @@ def unit(
     """Returns the text of a systemd unit that runs a server for `systemctl --user`; see systemd.service(5).
 
     Args:
-        name: the model, for people.
+        name: of the model, for people; of a router, the servers that it routes to.
         program: the command line of the server.
-        environment: variables that it needs.
+        environment: the variables that the server needs, by name.
         drain_s: the seconds that answers may take to finish when it is stopped.
-        reloads: whether it reads files again when it is told to.
-        routes: whether it is a router, and `name` the servers that it routes to.
+        reloads: whether SIGHUP makes the server read files again.
+        routes: whether the server is a router.
     """
     file, command, does = (
         (ROUTER_NAME, "kt route URL...", "routes to")
@@ -87,7 +87,7 @@ def quoted(word: str, *, in_command: bool = False) -> str:
     characters escaped.
 
     Args:
-        in_command: whether it stands behind the first word of a command line, where $ begins a variable.
+        in_command: whether the word is an argument in a command line, where $ is escaped as well.
     """
     text = word.replace("%", "%%")
     if in_command:

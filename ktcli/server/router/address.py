@@ -18,10 +18,10 @@ def address_of(said: str) -> ServerAddress:
 
 
 def require_different(addresses: Sequence[ServerAddress]) -> None:
-    """Raises an error if two addresses are the same server, other names of its machine included.
+    """Checks that no two addresses reach the same server, not even by other names of its machine.
 
     Raises:
-        UsageError: one is; the sentence names it.
+        UsageError: two do; the error names them.
     """
     seen: dict[tuple[str, int], ServerAddress] = {}
     for address in addresses:
@@ -33,7 +33,7 @@ def require_different(addresses: Sequence[ServerAddress]) -> None:
 
 
 def same_as(address: ServerAddress, others: Sequence[ServerAddress]) -> ServerAddress | None:
-    """Returns the first of `others` that is the same server as `address`, also by another name of its machine; None:
+    """Returns the first of `others` that is the same server as `address`, even by another name of its machine; None:
     none is."""
     places = _places(address)
     return next((each for each in others if _places(each) & places), None)

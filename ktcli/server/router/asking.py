@@ -89,14 +89,14 @@ class _Info(msgspec.Struct):
 def facts_of_those_there(
     addresses: Sequence[ServerAddress], key: str, model: str = ""
 ) -> tuple[tuple[ServerFacts, ...], tuple[tuple[ServerAddress, KtError], ...]]:
-    """Returns the facts of the servers that respond, and the others, each with the error that says why; all are asked
-    at the same time.
+    """Asks all servers at the same time; returns the facts of those that respond, and for each of the others its
+    address and the error that says why it does not.
 
     Args:
-        key: the API key to show; empty: none.
-        model: the one that is wanted; empty: the only one, or the server's own.
+        key: the API key to send; empty: none.
+        model: the model that is wanted; empty: the server's only or own one.
     Raises:
-        KtError: none answers, or one that does cannot be used; of several the first.
+        KtError: no server responds, or one that does cannot be used; the first such error.
     """
 
     def asked(address: ServerAddress) -> ServerFacts | NoResponse:
@@ -119,11 +119,13 @@ def facts_of_those_there(
 
 
 def facts_of(address: ServerAddress, key: str, model: str = "") -> ServerFacts:
-    """Returns what a server says of itself: its model, context, parallel requests, speed and cache hits; see
-    `facts_of_those_there`.
+    """Returns what a server says of itself: its model, context, parallel requests, speed and cache hits.
 
+    Args:
+        key: the API key to send; empty: none.
+        model: the model that is wanted; empty: the server's only or own one.
     Raises:
-        KtError: nobody answers, the key is refused, or it does not say which model it serves.
+        KtError: the server does not respond, refuses the key, or does not say which model it serves.
     """
     rows = _models_of(address, key)
     props = _decoded(_asked_or_none(address, "/props", key), _Props) or _Props()
@@ -149,14 +151,15 @@ def context_of(address: ServerAddress, key: str, model: str) -> int | None:
 
 
 def counters_of(address: ServerAddress, key: str = "", answer_s: float = 0.0) -> Counters:
-    """Returns the Prometheus counters of a server; none if it does not respond within `answer_s` seconds, see `ask`."""
+    """Returns the Prometheus counters of a server, empty if it does not respond within `answer_s` seconds, see
+    `ask`."""
     reply = _asked_or_none(address, "/metrics", key, answer_s)
     return Counters({}) if reply is None else counters_in(reply.body)
 
 
 def with_counters(facts: ServerFacts, counters: Counters) -> ServerFacts:
-    """Returns the facts of a server with the cache hits, and if necessary the time of a token, that its counters
-    give."""
+    """Returns the facts of a server, completed by its counters: the shares of prompts that were in the cache and, if it
+    is missing, the mean time of a token."""
     measured_s = mean(counters, "inter_token_latency_seconds", "time_per_output_token_seconds")
     return replace(
         facts,
@@ -237,11 +240,11 @@ def ask(
     """Returns the response of a server to an HTTP request: its status, and its body, empty if that is too long.
 
     Args:
-        key: the API key to show; empty: none.
-        body: is sent as JSON; None: nothing is.
-        answer_s: the seconds that it may take; 0: `ANSWER_S`.
+        key: the API key to send; empty: none.
+        body: what is sent as JSON; None: nothing is.
+        answer_s: the seconds that the response may take; 0: `ANSWER_S`, 10.
     Raises:
-        ServerFailed: it does not respond in time, or its certificate cannot be verified.
+        ServerFailed: the server does not respond in time, or its certificate cannot be verified.
     """
     most_s, client = answer_s or ANSWER_S, HttpClient(address, key)
     with client.asked(method, path, body, connect_s=most_s, silence_s=most_s) as reply:

@@ -30,8 +30,8 @@ class ServerChange(msgspec.Struct):
 
 
 def answer_at(listening: socket.socket, router: RouterSupervisor) -> None:
-    """Starts to answer requests for a router's status, and to change its servers, at a Unix socket, until that is
-    closed."""
+    """Starts to answer requests at a Unix socket that ask for a router's status or change its servers, until the socket
+    is closed."""
     answers = {
         ("GET", SERVER): lambda _: server_status(router),
         ("GET", STATUS): lambda _: status_of_router(router),
@@ -83,7 +83,7 @@ def status(port: int) -> RouterStatus:
     """Returns the state and the counts of the router on a port, asked through its Unix socket.
 
     Raises:
-        NotFound: none runs there. KtError: it does not answer.
+        NotFound: no router runs there. KtError: the router does not answer.
     """
     return _asked(port, "GET", STATUS)
 
@@ -92,7 +92,7 @@ def change(port: int, address: ServerAddress, *, adds: bool) -> RouterStatus:
     """Adds a server to the router on a port, or removes one; returns the router's new status.
 
     Raises:
-        NotFound: none runs there. KtError: it refuses that, with its reason.
+        NotFound: no router runs there. KtError: the router refuses the change; the error has its reason.
     """
     return _asked(port, "POST" if adds else "DELETE", SERVERS, ServerChange(address.url))
 

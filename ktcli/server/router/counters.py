@@ -86,7 +86,8 @@ def cached_share(counters: Counters, least: float) -> float | None:
 
 
 def mean(counters: Counters, *names: str) -> float | None:
-    """Returns the mean of the values in the first of the histograms with these names that has any; None: none has."""
+    """Returns the mean value in the first of the histograms with these names (see `ratio`) that has values; None: none
+    has any."""
     for name in names:
         total, count = _of_any(counters, f"{name}_sum"), _of_any(counters, f"{name}_count")
         if total is not None and count:

@@ -43,10 +43,10 @@ class ServerFacts:
 
 
 def require_agreement(servers: Sequence[ServerFacts]) -> None:
-    """Raises an error if servers cannot replace one another.
+    """Checks that servers can replace one another.
 
     Raises:
-        UsageError: two have different models or contexts; the sentence names them.
+        UsageError: two have different models or contexts; the error names them.
     """
     first = servers[0]
     for other in servers[1:]:
@@ -143,7 +143,8 @@ class RouterKeys:
 
 def plan_for(servers: Sequence[ServerFacts]) -> RoutingPlan:
     """Returns the numbers with which a router of these servers is started: the share of a prompt that must match, when
-    requests spill to other servers, and the timeout of a request. There is one server or more, and they agree."""
+    requests spill to other servers, and the timeout of a request. `servers` is not empty, and they agree (see
+    `require_agreement`)."""
     threshold, why = _threshold(servers)
     streams = min(each.streams or _STREAMS for each in servers)
     return RoutingPlan(threshold, why, max(1, streams // _SPILL_PART), _timeout_s(servers))

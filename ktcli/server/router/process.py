@@ -35,8 +35,8 @@ class LogLine:
 
 
 def read_line(line: str) -> LogLine:
-    """Returns the message and level of a line of smg's log, which are JSON; other lines, such as those of Python, as
-    they are."""
+    """Returns the message and level of a line of smg's log, which is JSON; any other line, such as one of Python's, is
+    the message."""
     try:
         said = json.loads(line)
         message, level = str(said["message"]), str(said["level"])
@@ -104,5 +104,6 @@ class RouterProcess(LoggedChild):
 
 
 def stop_s(drain_s: float) -> float:
-    """Returns the seconds after which a router that was asked to end is killed, if answers have `drain_s` to finish."""
+    """Returns the seconds after which a router that was asked to end is killed: the `drain_s` that answers have to
+    finish, and 10."""
     return SETTLE_S + drain_s + _SPARE_S

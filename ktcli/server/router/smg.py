@@ -81,9 +81,9 @@ class SmgClient:
         """Adds the server at `url` to the router, and waits until it is used.
 
         Args:
-            key: what the server wants to be shown.
+            key: the server's API key; empty: none.
         Raises:
-            KtError: it is not within half a minute, or the router does not answer.
+            KtError: the router does not use the server within half a minute, or does not answer.
         """
         self._asked("POST", "/workers", {"url": url, **({"api_key": key} if key else {})})
         self._wait(
@@ -96,7 +96,7 @@ class SmgClient:
         """Removes the server at `url` from the router, and waits until its answers have ended.
 
         Raises:
-            KtError: they do not end within two minutes, or the router does not answer.
+            KtError: the answers do not end within two minutes, or the router does not answer.
         """
         for each in self.workers():
             if each.url == url:

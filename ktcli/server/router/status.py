@@ -124,8 +124,9 @@ def routed_servers(
     `urls`.
 
     Args:
-        workers, theirs: what the router says of a server, and the server's own counters, by its address.
+        workers: the router's entry for each server, by the server's address.
         router: the router's own counters.
+        theirs: each server's own counters, by its address.
     """
     requests = _whole(router.by("smg_worker_requests_total", "worker"))
     active = _whole(router.by("smg_worker_requests_active", "worker"))

@@ -126,7 +126,7 @@ class RouterSupervisor(ChildSupervisor[RouterProcess]):
         """Adds a server that agrees with the others to the running router; returns its facts.
 
         Raises:
-            KtError: it does not answer, disagrees, or is there already.
+            KtError: the server does not answer, has another model or context than the others, or is there already.
         """
         self._require_new(address)
         found = facts_of(address, self.settings.keys.first, self.settings.model)
@@ -149,7 +149,7 @@ class RouterSupervisor(ChildSupervisor[RouterProcess]):
         """Removes a server from the running router; its answers in progress may finish.
 
         Raises:
-            NotFound: it is not one of them. UsageError: it is the last.
+            NotFound: the router does not route to it. UsageError: it is the router's only server.
         """
         with self._changing:
             if (absent := same_as(address, self._absent)) is not None:

@@ -58,7 +58,12 @@ class ExpertWork:
         return not self.method
 
     def write(self, writer: LineWriter, machine: Machine, gpus: int) -> None:
-        """Adds the options of kt-kernel, which computes experts on the CPU, to a command line of SGLang."""
+        """Adds the options of kt-kernel, which computes experts on the CPU, to a command line of SGLang.
+
+        Args:
+            machine: the machine whose cores and NUMA nodes are used.
+            gpus: the number of GPUs; each leaves kt-kernel one core less.
+        """
         nodes = [node.id for node in machine.nodes if node.has_memory and node.cores]
         pools = max(1, len(nodes))
         cores = len(machine.cpu.cores)
@@ -90,12 +95,12 @@ class ExpertWork:
 
 def expert_work(asked: ServingQuestion, sizes: ModelSizes, gpus: Sequence[Gpu]) -> ExpertWork:
     """Returns how SGLang and kt-kernel compute the experts of a model: how many on the GPUs, by which method the others
-    on the CPU, and what follows from that.
+    on the CPU, and the options that depend on this.
 
     Args:
         gpus: those that share the model.
     Raises:
-        UsageError: kt-kernel cannot compute them, or more are wanted on the GPUs than fit.
+        UsageError: kt-kernel cannot compute the experts, or more of them are wanted on the GPUs than fit.
         NotEnoughMemory: the GPUs or the memory do not hold the model.
     """
     options, plan = asked.options, asked.plan

@@ -114,7 +114,7 @@ def why_ended(label: str, lines: Sequence[str], code: int | None) -> KtError:
     Args:
         label: its name and version.
         lines: the last that it printed, oldest first.
-        code: its exit code, of a signal negative.
+        code: its exit code; negative: the signal that ended it.
     """
     last = lines[-_LAST:]
     for row in KNOWN:

@@ -121,7 +121,7 @@ def stored_of(config: Mapping[str, Any]) -> ExpertStorage:
     """Returns the format in which a checkpoint stores its experts, by its config.json.
 
     Raises:
-        UsageError: no method of kt-kernel reads it.
+        UsageError: kt-kernel has no method for this format.
     """
     text = text_config(config)
     said = text.get("quantization_config") or config.get("quantization_config") or {}
@@ -186,11 +186,10 @@ class RepositoryCode:
 
 
 def code_of(folder: Path, config: Mapping[str, Any]) -> RepositoryCode:
-    """Returns why the checkpoint in a folder needs Python code of its repository, if it does, and which files of that
-    are missing.
+    """Returns why the checkpoint in a folder needs Python code of its repository (empty: it does not), and which files
+    of that code the folder lacks.
 
-    A tokenizer of the repository's own has no other implementation; a configuration has one, where the engine knows the
-    type of model.
+    Code for its configuration is not needed if kt's table of families knows its `model_type` as one without code.
     """
     named = dict[str, str]()
     tokenizer = _object(folder / "tokenizer_config.json").get(_AUTO)
@@ -217,7 +216,8 @@ def require_code(code: RepositoryCode, name: str, folder: Path) -> None:
 
 
 def changes_experts(folder: Path) -> bool:
-    """Returns whether the adapter in a folder changes routed experts, by the names of its tensors.
+    """Returns whether the LoRA adapter in a folder changes routed experts: whether a tensor has `.experts.` in its
+    name.
 
     Raises:
         BadCheckpoint: a file is damaged.

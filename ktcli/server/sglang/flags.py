@@ -106,7 +106,7 @@ def require_parsed(words: Sequence[str], table: FlagTable) -> None:
     """Raises an error unless a parser of these flags accepts the arguments of a command line.
 
     Raises:
-        UsageError: it does not; the sentence is argparse's.
+        UsageError: the parser rejects them, with argparse's message.
     """
     parser_of(table.flags).parse_args(list(words))
 
@@ -121,7 +121,7 @@ def require_accepted(line: ServerLine, found: FlagTable, tested: FlagTable) -> N
     Args:
         found, tested: the flags of the engine that is to run, and of the version that kt was tested with.
     Raises:
-        OtherFlags: it does not; the sentence names the flag.
+        OtherFlags: the engine does not accept it; the error names the flag.
     """
     have, known = found.by_name(), tested.by_name()
     for option in line.options:

@@ -44,7 +44,7 @@ class ServerLine:
     notes: tuple[str, ...] = ()
 
     def words(self, *, hidden: bool = False) -> list[str]:
-        """Returns the arguments of the command line behind `python -m sglang.launch_server`.
+        """Returns the arguments of the command line after `python -m sglang.launch_server`.
 
         Args:
             hidden: whether keys are replaced by asterisks.
@@ -67,8 +67,8 @@ class ServerLine:
         return " ".join([*variables, "python", "-m", MODULE, *words])
 
     def document(self) -> dict[str, Any]:
-        """Returns the command line as an object for --json: the command, the environment, its options and notes; keys
-        are hidden."""
+        """Returns the command line as an object for --json: `command` (a list of words), `environment` (by name),
+        `options` (each with `flag`, `values` and `why`) and `notes`; keys are hidden."""
         return {
             "command": ["python", "-m", MODULE, *self.words(hidden=True)],
             "environment": dict(self.variables),

@@ -63,11 +63,11 @@ def prepare(asked: AskedServing, engine: InstalledEngine | None, *, starts: bool
     """Returns the engine's command line for a model, with kt's plan and the machine that it was derived from.
 
     Args:
-        engine: the environment whose source is compared; None: the tested version's flags are.
-        starts: whether it is to be started, so that the checkpoint has to be here.
+        engine: the installed engine that must accept the line; None: the version that kt was tested with.
+        starts: whether the engine is to be started, so that the checkpoint must be here.
     Raises:
         UsageError, DeviceError, NotEnoughMemory: as `command_line`. NotFound: there is no such model, or no checkpoint.
-        OtherFlags: the installed engine does not take it.
+        OtherFlags: the installed engine does not accept the line.
     """
     tested = recorded()
     flags = tested if engine is None else flags_of(engine)
@@ -103,9 +103,9 @@ def checkpoint_of(subject: Subject, *, needed: bool) -> tuple[Path, bool]:
     """Returns the folder of a model's checkpoint, or the one where it would be, and whether it is there.
 
     Args:
-        needed: whether it has to be.
+        needed: whether it must be there.
     Raises:
-        NotFound: it is not there and has to be.
+        NotFound: it is not there, but must be.
     """
     found = library.find(subject.said, EntryKind.CHECKPOINT)
     if found is not None and found.path.is_dir():

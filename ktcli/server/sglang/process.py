@@ -121,7 +121,7 @@ class EngineProcess(LoggedChild):
             return 0
 
     def counters(self) -> Counters:
-        """Returns the engine's Prometheus counters; none if it does not respond within a second."""
+        """Returns the engine's Prometheus counters, empty if it does not respond within a second."""
         return counters_of(self._address, self._key, _COUNTERS_ANSWER_S)
 
     def why(self) -> KtError:
@@ -130,7 +130,8 @@ class EngineProcess(LoggedChild):
         return why_ended(self._engine.label, self._log.lines, self.ended())
 
     def memory_bytes(self) -> int:
-        """Returns the resident memory of all processes of the engine, in bytes; shared memory counts for each."""
+        """Returns the resident memory of all processes of the engine, in bytes; memory that they share counts once for
+        each."""
         found = (resident_bytes(SYSTEM_ROOT, each) for each in self._group())
         return sum(each or 0 for each in found)
 

@@ -40,7 +40,7 @@ def read_flags(package: Path, version: str = "") -> FlagTable:
     Args:
         package: the folder `sglang`, installed or unpacked.
     Raises:
-        KtError: a file is missing or damaged, or has no such class.
+        KtError: a file is missing or damaged, or does not declare the flags as expected.
     """
     return FlagTable(version, flags_in(package / SOURCE, package), architectures_in(package))
 
@@ -52,7 +52,7 @@ def flags_in(file: Path, package: Path) -> tuple[EngineFlag, ...]:
         file: the `server_args.py`.
         package: where its imports are looked up.
     Raises:
-        KtError: it cannot be read, or has no such class.
+        KtError: the file cannot be read, or does not declare the flags as expected.
     """
     module = _Module(file, package)
     owner = module.classes.get(CLASS)

@@ -107,10 +107,11 @@ class GpuSplit:
 
 
 def sharing(sizes: ModelSizes, gpus: Sequence[Gpu], block: int) -> int:
-    """Returns the number of GPUs that can share a model: the most, at least 1, that divide heads and experts evenly.
+    """Returns the number of GPUs that can share a model: the largest one, up to 64, that divides its heads and experts
+    evenly, and at least 1.
 
     Args:
-        block: see `ExpertStorage`.
+        block: the columns of an expert's weights that must stay on one GPU, see `ExpertStorage`.
     """
     for number in range(min(len(gpus), MOST_GPUS), 1, -1):
         even = sizes.heads % number == 0 and (
@@ -143,8 +144,8 @@ class GpuRoom:
 
     @property
     def static_share(self) -> float:
-        """The share of a GPU's memory that weights and cache may take: at most 0.98, rounded down to hundredths, and
-        negative where what else is needed does not fit."""
+        """The share of a GPU's memory that weights and cache may take: at most 0.98, rounded down to hundredths;
+        negative: not even what else is needed, such as activations, fits."""
         free = min(gpu.free_bytes for gpu in self.gpus)
         left = free - self._other_bytes
         return min(_MOST_SHARE, floor(100 * left / self.total_bytes) / 100)
@@ -170,7 +171,7 @@ class GpuRoom:
         return self.static_share >= _LEAST_SHARE
 
     def experts(self, tokens: int) -> int:
-        """Returns how many experts of each layer fit on the GPUs beside a cache of so many tokens; negative: not even
+        """Returns how many experts of each layer fit on the GPUs beside a cache of `tokens` tokens; negative: not even
         all other weights and the cache fit."""
         sizes, number = self.sizes, len(self.gpus)
         cached = tokens * sizes.cached_bytes // min(number, sizes.cache_parts)
@@ -181,10 +182,10 @@ class GpuRoom:
         return min(sizes.experts, left * number // each) if each else 0
 
     def require(self, name: str, tokens: int) -> None:
-        """Raises an error unless the GPUs hold a model without its routed experts, with a cache of so many tokens.
+        """Raises an error unless the GPUs hold a model without its routed experts, with a cache of `tokens` tokens.
 
         Raises:
-            NotEnoughMemory: they do not.
+            NotEnoughMemory: the GPUs do not hold that.
         """
         if self.is_enough and self.experts(tokens) >= 0:
             return
@@ -201,9 +202,9 @@ def split(room: GpuRoom, name: str, tokens: int, least: int, asked: int | None) 
     share of their memory that weights and cache may take.
 
     Args:
-        name: the model, for people.
-        tokens, least: of the cache: those wanted, and those without which it is no use.
-        asked: experts of a layer that somebody wants on the GPUs; None: as many as fit.
+        name: of the model, for errors.
+        tokens, least: the size of the cache that is wanted, and the smallest that is of use.
+        asked: the experts of each layer that the user wants on the GPUs; None: as many as fit.
     Raises:
         NotEnoughMemory: not even `least` tokens fit. UsageError: more experts are asked for than fit.
     """

@@ -142,8 +142,8 @@ _RUNNING, _WAITING = "sglang:num_running_reqs", "sglang:num_queue_reqs"
 
 
 def answer_at(listening: socket.socket, supervisor: EngineSupervisor) -> None:
-    """Starts to answer requests for an engine's status, and to change its drain time, at a socket, until the socket is
-    closed."""
+    """Starts to answer requests at a socket that ask for an engine's status or change its drain time, until the socket
+    is closed."""
     answers = {
         ("GET", "/server"): lambda _: engine_status(supervisor),
         ("POST", "/server/drain"): lambda body: _set_drain(supervisor, body),

@@ -30,11 +30,11 @@ _WATCHDOG_S = 3000
 
 
 def command_line(asked: ServingQuestion) -> ServerLine:
-    """Returns the command line with which SGLang serves a model on a machine, as kt's plan says where it can.
+    """Returns the command line with which SGLang serves a model on a machine, following kt's plan where SGLang can.
 
     Raises:
-        UsageError: the engine cannot run this model, or what is wanted contradicts itself.
-        DeviceError: the machine has no GPU for it. NotEnoughMemory: it does not fit.
+        UsageError: the engine cannot run this model, or the options contradict one another.
+        DeviceError: the machine has no GPU for it. NotEnoughMemory: the model does not fit.
     """
     require_class(asked.config, asked.architectures)
     options = asked.options
@@ -68,7 +68,7 @@ def require_class(config: Mapping[str, Any], architectures: Sequence[str]) -> No
     Args:
         architectures: the classes that the engine has.
     Raises:
-        UsageError: it has none.
+        UsageError: the engine has none for it.
     """
     named = [str(each) for each in config.get("architectures") or ()]
     if not any(each in architectures for each in named):

@@ -35,8 +35,8 @@ _INSTALL = "pip install 'ktcli[otel]'"
 
 
 def naming_variable(environ: Mapping[str, str]) -> str | None:
-    """Returns the name of the environment variable that asks for traces; None: none does, or another one turns them
-    off."""
+    """Returns the name of the environment variable that asks for traces; None: none does, or another variable turns
+    traces off."""
     said = {name: environ.get(name, "").strip() for name in _NAMING}
     is_off = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     if is_off or said["OTEL_TRACES_EXPORTER"].lower() == "none":
@@ -64,8 +64,8 @@ def tracer_provider(
 
 @contextmanager
 def tracing(listener: Listener) -> Iterator[Trace | None]:
-    """Opens a context that yields a function to trace requests, or None if no traces are asked for. At its end, spans
-    that are not sent yet are sent, if their receiver takes them soon."""
+    """Opens a context that yields a function to trace requests, or None if no traces are asked for. At its end,
+    remaining spans are sent, for which it waits at most 3 seconds."""
     if (provider := tracer_provider(listener)) is None:
         yield None
         return

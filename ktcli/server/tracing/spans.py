@@ -80,8 +80,8 @@ Trace = Callable[[Scope, float], None]
 
 
 def trace_of(provider: TracerProvider) -> Trace:
-    """Returns a function that makes OpenTelemetry's spans of a request: given its ASGI scope as the guard leaves it,
-    and when it began (`time.monotonic`)."""
+    """Returns a function that records an ended request as OpenTelemetry spans. It takes the request's ASGI scope, as
+    `Guard` leaves it, and the time at which the request began (`time.monotonic`)."""
     from opentelemetry.propagate import extract
     from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
@@ -127,7 +127,7 @@ def http_attributes(scope: Scope) -> Attributes:
     """Returns the attributes of a span for an HTTP request and its response, by OpenTelemetry's names.
 
     Args:
-        scope: the ASGI scope of the request, as the guard leaves it.
+        scope: the ASGI scope of the request, as `Guard` leaves it.
     """
     headers, noted = Headers(scope=scope), scope["kt.noted"]
     method, status = scope["method"], noted["status"]

@@ -69,7 +69,7 @@ class MooncakeAddress:
         """Raises KtError unless all of these IP addresses of the host are this machine's or of private networks.
 
         Raises:
-            KtError: one is not.
+            KtError: an address is public.
         """
         for each in addresses:
             if not any(each in network for network in _PRIVATE if network.version == each.version):
@@ -83,7 +83,7 @@ class MooncakeAddress:
         """Returns all IP addresses of the host; the name lookup may take long.
 
         Raises:
-            KtError: there are none.
+            KtError: the host has no address.
         """
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)

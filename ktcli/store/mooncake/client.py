@@ -96,7 +96,7 @@ class MooncakeStore:
 
     @property
     def rests(self) -> bool:
-        """Whether the store is not used for a while, because it did not respond, or responded with errors."""
+        """Whether the store is not used for at least REST_S seconds, because it did not respond or failed."""
         return self._helper is None
 
     # --- the process ----------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class MooncakeStore:
     # --- what is there --------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Resets the store's time budget, as a request begins; there is no listing to read, see `seek`."""
+        """Resets the time that a request may spend on the store, as one begins; lists nothing, see `seek`."""
         self._until = None
         self._tell()
 
@@ -197,9 +197,9 @@ class MooncakeStore:
         return seen is not None and time.monotonic() - seen[0] < _FRESH_S
 
     def states(self) -> list[tuple[int, bytes, bytes]]:
-        """Returns the labels of the stored states (what layers such as linear attention keep of a whole prompt prefix)
-        that the store was found to have, longest prefix first, each as (end, previous, key): the number of tokens of
-        the prefix, and the content addresses of the prefix before and of its own.
+        """Returns the stored states (what layers such as linear attention keep of a whole prompt prefix) that the store
+        was found to have in the last minute, longest prefix first, as tuples (number of tokens of the prefix, key of
+        its full pages, its own key); a key is the hash of a prefix.
         """
         with self._guard:
             found = [
@@ -225,8 +225,8 @@ class MooncakeStore:
     # --- reading --------------------------------------------------------------------------------------
 
     def read(self, labels: Sequence[PageLabel], into: Sequence[U8Array]) -> int:
-        """Reads KV pages and states from the store into the arrays `into` and checks them; returns how many of the
-        first ones arrived intact within the request's time budget. The other arrays hold anything.
+        """Reads KV pages and states from the store into the arrays `into`; returns how many arrived intact within the
+        request's time limit, up to the first that did not. The other arrays have undefined contents.
         """
         came = 0
         while came < len(labels) and (helper := self._helper) is not None and self._left_s() > 0:
@@ -300,8 +300,8 @@ class MooncakeStore:
     # --- writing --------------------------------------------------------------------------------------
 
     def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> bool:
-        """Queues a KV page or state to be written to the store; returns whether it is queued: not if the store has it,
-        it is too large, or the store takes none now. Another thread calls `fill` to copy its bytes.
+        """Queues a KV page or state, whose bytes another thread gets by calling `fill`, to be written to the store.
+        Returns whether it is queued: not if the store has it already, it is too large, or the store rests or is full.
         """
         fits = value_bytes(label, size_bytes) <= self._room_bytes
         is_there = self.has(*_name(label)) or _name(label) in self._strange
@@ -366,13 +366,13 @@ class MooncakeStore:
         """Does nothing: Mooncake's master records itself what is read."""
 
     def hurry(self) -> None:
-        """Has all queued KV pages and states written at once, without waiting for it."""
+        """Makes the writing thread store all queued KV pages and states at once; does not wait for it."""
         if not self.rests:
             self.writer.hurry()
 
     def flush(self, wait_s: float) -> bool:
         """Waits until all queued KV pages and states are written, at most `wait_s` seconds; returns whether they are.
-        Any thread may ask.
+        Any thread may call it.
         """
         until = time.monotonic() + wait_s
         while (helper := self._helper) is not None:
@@ -386,7 +386,7 @@ class MooncakeStore:
         return False
 
     def close(self) -> None:
-        """Writes queued records within a short time, and ends the process that runs Mooncake's client."""
+        """Writes queued records for at most CLOSE_S seconds, and ends the process of Mooncake's client."""
         self.flush(CLOSE_S)
         self._closing.set()
         self._wanted.set()

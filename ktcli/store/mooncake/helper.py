@@ -40,8 +40,8 @@ _BUFFER_BYTES = 16 << 20  # of the client's own
 def main() -> None:
     """Connects to the Mooncake store and answers requests until the socket is closed; then ends the process.
 
-    The words of the command line: the process that started this one, the descriptors of the two sockets and of the
-    memory, and the bytes of the memory.
+    Command-line arguments: the id of the process that started this one, the descriptors of the two sockets and of the
+    shared memory, and the memory's size in bytes.
     """
     parent, reads, writes, memory, size = map(int, sys.argv[1:6])
     # Killed with the thread that started it: PR_SET_PDEATHSIG.

@@ -47,7 +47,7 @@ class Channel:
         it responds with.
 
         Raises:
-            HelperFailed: none came within `wait_s` seconds, or not one of the protocol, or it is an error.
+            HelperFailed: no valid response came within `wait_s` seconds, or the response is an error.
         """
         until = time.monotonic() + wait_s
         try:
@@ -140,7 +140,7 @@ class Helper:
         self.read_room, self.write_room = room[:room_bytes], room[room_bytes:]
 
     def open(self, master: str, wait_s: float, lends: int = 0) -> None:
-        """Connects the process to the Mooncake store of a master.
+        """Connects the process to the Mooncake store of a master, "HOST:PORT".
 
         Args:
             lends: the bytes of memory that the process lends to the store.

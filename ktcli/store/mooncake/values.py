@@ -20,8 +20,8 @@ _PREFIX = "kt1"  # the version of keys
 
 
 def key_of(space: Space, kind: int, key: bytes) -> str:
-    """Returns the key under which a KV page or state is stored in Mooncake: "kt1/NAMESPACE-CODEC/KIND/KEY", in
-    hexadecimal.
+    """Returns the key under which a KV page or state is stored in Mooncake: "kt1/NAMESPACE-CODEC/KIND/KEY", with the
+    namespace and `key` in hexadecimal.
     """
     return f"{_PREFIX}/{space.namespace.hex()}-{space.codec}/{int(kind)}/{key.hex()}"
 
@@ -32,11 +32,11 @@ def value_bytes(label: PageLabel, size_bytes: int) -> int:
 
 
 def read_value(value: U8Array, space: Space, label: PageLabel, data: U8Array) -> None:
-    """Copies the data of a KV page or state from its stored value into `data`, [size_bytes], and checks that they
-    belong to `label`.
+    """Copies the data of a KV page or state from its stored value into `data`, uint8, and checks that they belong to
+    `label`.
 
     Raises:
-        Damaged: they are not; `data` holds nothing of use.
+        Damaged: the value is damaged or of another label; the contents of `data` are then undefined.
     """
     _, entries = parse_table(lambda n, at: value[at : at + n].tobytes(), value.size, space)
     if len(entries) != 1:

@@ -38,13 +38,13 @@ _NEEDED = (
 
 
 def architecture_of(metadata: Metadata, known: tuple[str, ...]) -> Architecture:
-    """Returns the rules for reading a GGUF file: those of the architecture that its metadata names or, for a file of an
-    older converter, the older ones.
+    """Returns the rules for reading a GGUF file (its config fields and tensor names), by the architecture in its
+    metadata; for a file of an older converter, the rules for such files.
 
     Args:
-        known: the model types that the families read.
+        known: the values of `model_type` that kt supports.
     Raises:
-        BadCheckpoint: there is none; the hint says what kt reads.
+        BadCheckpoint: kt does not support the architecture; the hint lists those that it does.
     """
     row = ARCHITECTURES.get(metadata.architecture)
     if metadata.architecture == _PICTURES:

@@ -14,8 +14,9 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def llama(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of Llama, Mistral or Mixtral: whether attention
-    has biases, the width of a head and, with experts, the model type and their number."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of Llama, Mistral or Mixtral: `attention_bias`
+    (a bool); `head_dim` where the file has no length of a key; with experts also `model_type` and `num_local_experts`.
+    """
     width = m.whole("rope.dimension_count", 0)
     given: dict[str, Any] = {"attention_bias": "blk.0.attn_q.bias" in m.entries}
     if width and not m.has("attention.key_length"):
@@ -25,15 +26,15 @@ def llama(m: Metadata) -> dict[str, Any]:
 
 
 def partly(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` field `partial_rotary_factor`, derived from a GGUF file: the share of the columns of
-    each head that are rotated."""
+    """Returns {`partial_rotary_factor`: share}, derived from a GGUF file: the share of each head's columns that are
+    rotated."""
     width = m.whole("attention.key_length")
     return {"partial_rotary_factor": m.whole("rope.dimension_count", width) / max(width, 1)}
 
 
 def glm(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of GLM-4.5: the rotated share of a head,
-    whether q and k have norms (those of Air do not), and whether attention has biases."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of GLM-4.5: `partial_rotary_factor` (as
+    `partly`) and two bools, `use_qk_norm` (whether q and k have norms) and `attention_bias`."""
     return partly(m) | {
         "use_qk_norm": "blk.0.attn_q_norm.weight" in m.entries,
         "attention_bias": "blk.0.attn_q.bias" in m.entries,
@@ -41,17 +42,17 @@ def glm(m: Metadata) -> dict[str, Any]:
 
 
 def gpt_oss(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of gpt-oss: a plain `rope_scaling` if the file
-    does not stretch the context, as published ones do and the family assumes where nothing is said; otherwise {}."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of gpt-oss: `rope_scaling` {"rope_type":
+    "default"} if the file does not stretch the context; otherwise {}."""
     m.whole("attention.sliding_window")  # without it every layer would see everything
     plain = not m.has("rope.scaling.type") and not m.has("rope.scaling.factor")
     return {"rope_scaling": {"rope_type": "default"}} if plain else {}
 
 
 def latent(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of a model with latent attention: the widths of
-    heads, the number of kv heads, and the router's groups. Files of today store the key and value widths of the latent
-    form, and those of the heads as `_mla`."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of a model with latent attention: widths of a
+    head (`head_dim`, `qk_rope_head_dim`, `qk_nope_head_dim`, `v_head_dim`), `num_key_value_heads`, and the router's
+    `n_group` and `topk_group`; all integers."""
     mla = "_mla" if m.has("attention.key_length_mla") else ""
     rope = m.whole("rope.dimension_count")
     heads = m.whole("attention.head_count")
@@ -67,9 +68,9 @@ def latent(m: Metadata) -> dict[str, Any]:
 
 
 def deepseek(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of DeepSeek or Kimi-K2: those of latent
-    attention, and how the router scores (V2 by softmax, V3 and Kimi-K2 by sigmoid). If queries grow with their
-    position, it is Mistral's, some of whose files have this architecture: then those of `mistral4`."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of DeepSeek or Kimi-K2: those of `latent`, and
+    how the router scores (`topk_method`, with `model_type` for V2 or `scoring_func` for V3 and Kimi-K2). Some files of
+    Mistral Small 4 have this architecture, too: then those of `mistral4`."""
     if m.number("attention.temperature_scale", 0.0):
         return mistral4(m)
     given = latent(m)
@@ -80,9 +81,9 @@ def deepseek(m: Metadata) -> dict[str, Any]:
 
 
 def mistral4(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of Mistral Small 4: those of latent attention,
-    the model type, and how the rotation is stretched. Its queries grow with their position: by a step for each context
-    of the length that the rotation is stretched from."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of Mistral Small 4: those of `latent`,
+    `model_type`, `rope_scaling` with the `llama_4_scaling_beta` by which queries grow with their position, and
+    `norm_topk_prob`."""
     m.gating(SOFTMAX)
     rope, original = scaling(m) or {}, "original_max_position_embeddings"
     step = m.whole("attention.temperature_length", rope.get(original, m.whole("context_length")))
@@ -105,9 +106,8 @@ _UNNORMED = 128  # experts of Maverick
 
 
 def llama4(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of Llama 4: whether q and k have norms, which
-    those of Maverick, recognised by its 128 experts as in llama.cpp, do not. A window of 0, which means neither chunks
-    nor layers without positions, is refused."""
+    """Returns {`use_qk_norm`: bool}, derived from a GGUF file of Llama 4: false for Maverick, recognised by its 128
+    experts as in llama.cpp. Raises BadCheckpoint for a sliding window of 0, which kt does not support."""
     if not m.whole("attention.sliding_window", 1):
         raise m.bad(
             f"{m.architecture}.attention.sliding_window is 0, but kt supports Llama 4 only with "
@@ -117,21 +117,21 @@ def llama4(m: Metadata) -> dict[str, Any]:
 
 
 def swiglu_limits(m: Metadata, experts: str, shared: str) -> dict[str, list[float]]:
-    """Returns the limits that a GGUF file has for the activations of experts and of the shared expert: one number for
-    each layer, by the config names `experts` and `shared`; one that the file lacks is left out."""
+    """Returns the limits that a GGUF file has for activations, under the field names `experts` (routed experts) and
+    `shared` (the shared expert): a list of one float for each layer; limits that the file lacks are left out."""
     keys = {experts: "swiglu_clamp_exp", shared: "swiglu_clamp_shexp"}
     return {name: m.each(key, float) for name, key in keys.items() if m.has(key)}
 
 
 def bailing(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of Ling 1.5: the width of a head, all columns
-    of which are rotated."""
+    """Returns {`head_dim`: columns}, derived from a GGUF file of Ling 1.5: the width of a head, whose columns are all
+    rotated."""
     return {"head_dim": m.whole("rope.dimension_count")}
 
 
 def cohere2_moe(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of Cohere 2 with experts: which layers have a
-    window, and the epsilon of its norms, which are LayerNorms unless the file has RMSNorm's."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of Cohere 2 with experts: `layer_types` (as
+    `windows`), and `rms_norm_eps` if its norms are RMSNorms; otherwise `layer_norm_eps`, with `rms_norm_eps` None."""
     if m.number("attention.layer_norm_rms_epsilon", 0.0):
         return windows(m) | {"rms_norm_eps": m.number("attention.layer_norm_rms_epsilon")}
     return windows(m) | {
@@ -141,9 +141,9 @@ def cohere2_moe(m: Metadata) -> dict[str, Any]:
 
 
 def glm_dsa(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of GLM-5: those of latent attention, and which
-    layers have an indexer; the others attend to the positions that an earlier layer's has chosen. Older files of
-    GLM-5.2 do not say which: then only the context tells it from GLM-5, as in llama.cpp."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of GLM-5: those of `latent`, and
+    `indexer_types` ("full" for a layer with an indexer of its own, else "shared"). For older files without that list:
+    `index_topk_freq` and, from a context of 2^20 on (GLM-5.2), `index_skip_topk_offset`, as in llama.cpp."""
     given = latent(m)
     if m.has("attention.indexer.types"):
         kinds = ("shared", "full")
@@ -155,15 +155,16 @@ def glm_dsa(m: Metadata) -> dict[str, Any]:
 
 
 def deepseek4(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of DeepSeek-V4: each layer's compression ratio,
-    and how the router scores."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of DeepSeek-V4: `compress_ratios` (one integer
+    for each layer) and `scoring_func` ("sqrtsoftplus")."""
     ratios = m.each("attention.compress_ratios", int)
     return {"compress_ratios": ratios, "scoring_func": "sqrtsoftplus"}
 
 
 def minimax_m3(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of MiniMax-M3: the widths of experts, shared
-    expert and dense layers, and which layers have experts and which choose blocks with an indexer."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of MiniMax-M3: widths (`intermediate_size` of
+    experts, `shared_intermediate_size`, `dense_intermediate_size`), `mlp_layer_types` (as `types`), and `layer_types`,
+    "minimax_m3_sparse" for layers that choose blocks with an indexer."""
     kinds = (_FULL, "minimax_m3_sparse")
     dense = m.entries.get("blk.0.ffn_gate.weight")
     width = m.whole("expert_feed_forward_length")
@@ -176,9 +177,9 @@ def minimax_m3(m: Metadata) -> dict[str, Any]:
 
 
 def step(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of Step-3.5: which layers have a window and
-    which have experts, their rotations, numbers of heads and limits of activations. Layers with a window have more
-    heads, and rotate all columns of them; the others half."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of Step-3.5: those of `types` and `rotations`,
+    the limits `swiglu_limits` and `swiglu_limits_shared` of activations, and the numbers of heads of layers without and
+    with a sliding window, `num_attention_heads` and `num_sliding_attention_heads`."""
     given = types(m) | rotations(m)
     kinds = given.get("layer_types") or [_FULL] * m.layers
     counts = m.each("attention.head_count", int)
@@ -204,8 +205,8 @@ def _by_kind(m: Metadata, name: str, kinds: list[Any], counts: list[int]) -> dic
 
 
 def windows(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` field `layer_types`, derived from a GGUF file: for each layer, whether it has a sliding
-    window or attends to all positions; {} where the file does not list it."""
+    """Returns {`layer_types`: names}, derived from a GGUF file: "sliding_attention" for each layer with a sliding
+    window, "full_attention" for the others; {} where the file does not list them."""
     key, kinds = "attention.sliding_window_pattern", (_FULL, _SLIDING)
     if not m.has("attention.sliding_window") or not m.has(key):
         return {}
@@ -213,15 +214,16 @@ def windows(m: Metadata) -> dict[str, Any]:
 
 
 def types(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields, derived from a GGUF file, that say of each layer whether it has experts
-    (`mlp_layer_types`) and, if listed, whether it has a sliding window (`layer_types`)."""
+    """Returns {`mlp_layer_types`: names}, derived from a GGUF file: "sparse" for each layer with experts, "dense" for
+    the others; and `layer_types`, as `windows` returns it."""
     kinds = ("dense", "sparse")
     return windows(m) | {"mlp_layer_types": [kinds[each] for each in m.with_tensor("ffn_gate_inp")]}
 
 
 def rotations(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` field `rope_parameters`, derived from a GGUF file: base and rotated share of a head for
-    layers with and without a sliding window; only the rotation of those without is stretched."""
+    """Returns {`rope_parameters`: {"full_attention": …, "sliding_attention": …}, `rope_scaling`: None}, derived from a
+    GGUF file: `rope_theta` and `partial_rotary_factor` for layers without and with a sliding window, and for the former
+    how the rotation is stretched."""
     width = max(m.whole("attention.key_length"), 1)
     theta = m.number("rope.freq_base", 10_000.0)
     full = {
@@ -237,8 +239,10 @@ def rotations(m: Metadata) -> dict[str, Any]:
 
 
 def mimo(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of MiMo-V2: which layers have a window and
-    which have experts; layers with a window have numbers of kv heads and a base of the rotation of their own."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of MiMo-V2: `hybrid_layer_pattern` (1 for a
+    layer with a sliding window) and `moe_layer_freq` (1 for one with experts), lists of 0 and 1; numbers of kv heads
+    without and with a window (`num_key_value_heads`, `swa_num_key_value_heads`), `swa_rope_theta`,
+    `partial_rotary_factor` and `norm_topk_prob`."""
     # Older files lack it, and their values are larger than the model's.
     m.number("attention.value_scale")
     pattern = m.switches("attention.sliding_window_pattern")
@@ -257,27 +261,27 @@ def mimo(m: Metadata) -> dict[str, Any]:
 
 
 def mellum(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of Mellum 2: which layers have experts and
-    which a window, and the rotations of both kinds."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of Mellum 2: those of `types` (which layers
+    have experts, which a sliding window) and `rotations`."""
     return types(m) | rotations(m)
 
 
 def hunyuan(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of Hunyuan-A13B: the width of an expert, which
-    is that of the shared one."""
+    """Returns {`moe_intermediate_size`: columns}, derived from a GGUF file of Hunyuan-A13B: the width of an expert,
+    which equals that of the shared one."""
     return {"moe_intermediate_size": m.whole("expert_shared_feed_forward_length")}
 
 
 def granite(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of Granite-MoE: the model type of those with a
-    shared expert; {} for the others."""
+    """Returns {`model_type`: "granitemoeshared"} for a GGUF file of Granite-MoE with a shared expert; otherwise {}."""
     shared = m.has("expert_shared_feed_forward_length")
     return {"model_type": "granitemoeshared"} if shared else {}
 
 
 def granite_dense(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of Granite without experts, as Granite 4 with
-    attention and the shared expert alone: the kinds of layers, 0 experts, and whether attention has positions."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of Granite without experts, which kt reads as
+    Granite 4 with only the shared expert: `layer_types` (all "attention"), `num_local_experts` 0, and
+    `position_embedding_type`."""
     return {
         "layer_types": ["attention"] * m.layers,
         "num_local_experts": 0,
@@ -286,8 +290,9 @@ def granite_dense(m: Metadata) -> dict[str, Any]:
 
 
 def granite_windows(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of Granite-MoE with windows: which layers have
-    a window, and each layer's base of the rotation, 0 for a layer without positions."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of Granite-MoE with sliding windows:
+    `layer_types` (as `windows`) and `layer_rope_theta`, each layer's base of the rotation, 0 for a layer without
+    positions."""
     pattern, theta = "attention.rope_pattern", m.number("rope.freq_base", 10_000.0)
     turned = m.switches(pattern) if m.has(pattern) else [1] * m.layers
     return windows(m) | {"layer_rope_theta": [theta * each for each in turned]}
@@ -295,21 +300,22 @@ def granite_windows(m: Metadata) -> dict[str, Any]:
 
 def positions(m: Metadata) -> str:
     """Returns the `position_embedding_type` of Granite's `config.json`, derived from a GGUF file: "rope", or "nope" if
-    attention has no positions."""
+    attention does not use positions."""
     return "rope" if m.flag("rope.scaling.finetuned", True) else "nope"
 
 
 def hy3(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of Hy3: which layers have experts and which a
-    window, and the number of shared experts, of which files have the width of all together."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of Hy3: those of `types` (which layers have
+    experts, which a sliding window) and `n_shared_experts`, the number of shared experts."""
     width = max(m.whole("expert_feed_forward_length"), 1)
     shared = m.whole("expert_shared_feed_forward_length", width)
     return types(m) | {"n_shared_experts": shared // width}
 
 
 def laguna(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of Laguna: those of `mellum`, and the numbers
-    of heads, in which layers differ. Of four layers, or of as many as the file says, the first has no window."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of Laguna: those of `mellum`,
+    `num_attention_heads_per_layer`, and `num_attention_heads` of the first layer. Of every four layers, or as many as
+    the file says, the first has no sliding window."""
     heads = m.each("attention.head_count", int)
     given = mellum(m) | {"num_attention_heads": heads[0], "num_attention_heads_per_layer": heads}
     if m.has("attention.sliding_window"):
@@ -320,9 +326,10 @@ def laguna(m: Metadata) -> dict[str, Any]:
 
 
 def gemma3(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of Gemma 3: the number whose root scores are
-    divided by, the base of the rotation of layers with a window, and which layers these are. In the largest, which
-    llama.cpp tells by its 62 layers, scores are divided by the root of the width over the number of heads."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of Gemma 3: `query_pre_attn_scalar`, by whose
+    root scores are divided (with 62 layers, as in llama.cpp, the hidden width over the number of heads);
+    `rope_local_base_freq`, the rotation base of layers with a sliding window; and which layers these are: `layer_types`
+    or, if all are spaced evenly, `sliding_window_pattern`."""
     heads, width = m.whole("attention.head_count"), m.whole("attention.key_length")
     if m.layers == 62:
         width = m.whole("embedding_length") // max(heads, 1)
@@ -340,10 +347,9 @@ _STILL = 1e20  # the least divisor of a frequency that means none; converters wr
 
 
 def gemma4(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of Gemma 4: which layers have a window, heads
-    and rotations of both kinds of layers, and which parts the model has. The length of a key is that of layers without
-    a window, which have no tensor of values where keys are the values; and they turn only those pairs of columns whose
-    frequency is divided by 1."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of Gemma 4: `layer_types` (which have a sliding
+    window), widths and numbers of heads of both kinds of layers, their rotations (`rope_parameters`), and which parts
+    the model has (such as `enable_moe_block`)."""
     given, key_heads = windows(m), "attention.head_count_kv"
     kinds = given.get("layer_types") or [_SLIDING] * m.layers
     heads = m.each(key_heads, int) if m.lists(key_heads) else [m.whole(key_heads)] * m.layers

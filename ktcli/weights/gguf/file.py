@@ -96,7 +96,7 @@ class Gguf(CheckpointFiles):
 
     @property
     def description(self) -> str:
-        """The name, for errors, of the metadata field that says which tensors the file must have, with its value."""
+        """The name and value, for errors, of the metadata field that says which tensors the file must have."""
         return f"general.architecture {self._architecture!r}"
 
     @property
@@ -105,8 +105,8 @@ class Gguf(CheckpointFiles):
         return self.parts.keys()
 
     def unused(self, taken: Collection[str]) -> list[str]:
-        """Returns the names (as on the hub) of the file's tensors that are not in `taken`, except the rotary
-        embedding's factors, which are part of the configuration here, and scales of activations."""
+        """Returns the names (as on the hub) of the file's tensors that are not in `taken`, except scales of activations
+        and the frequency factors of the rotary embedding, which are part of the configuration."""
         taken = {*taken, ROPE_FACTORS}
         return [name for name in self.parts if name not in taken and not name.endswith(IN_SCALE)]
 

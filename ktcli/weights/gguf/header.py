@@ -56,13 +56,13 @@ class GgufHeader:
 
 
 def is_gguf(path: Path) -> bool:
-    """Returns whether the name of a file is that of a GGUF file; the file is not read."""
+    """Returns whether the name of the file at `path` is that of a GGUF file ("….gguf"); the file is not read."""
     return ggufname.is_gguf(path.name)
 
 
 def gguf_at(path: Path) -> Path | None:
-    """Returns the path of the GGUF file at `path`: `path` itself, or the first file of the only set in a folder that a
-    GGUF model was pulled to; None: there is none, there are several sets, or the folder has a config.json."""
+    """Returns the path of the GGUF file at `path`: `path` itself or, if it is a folder, the first file of the only GGUF
+    model in it; None: the folder has none or several, or has a config.json."""
     if is_gguf(path):
         return path
     if not path.is_dir() or (path / "config.json").exists():
@@ -77,7 +77,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
     against the size of the file.
 
     Raises:
-        BadCheckpoint: anything about it is wrong; the sentence names file and values.
+        BadCheckpoint: anything about the header is wrong; the message names the file and the values.
     """
     if not is_regular(path):
         raise BadCheckpoint(f"{path.name} is missing or is not a plain file in {path.parent}")

@@ -12,16 +12,16 @@ _FULL = "full_attention"
 
 
 def kimi_linear(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of Kimi-Linear: those of latent attention, and
-    the kind of each layer; layers without kv heads have linear attention."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of Kimi-Linear: those of `latent`, and
+    `layer_types`, "linear_attention" for layers without kv heads, "full_attention" for the others."""
     heads = m.each("attention.head_count_kv", int)
     return latent(m) | {"layer_types": [_FULL if kv else "linear_attention" for kv in heads]}
 
 
 def ling3(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of Ling 3: those of Kimi-Linear, the width of
-    heads of linear attention, `kda_safe_gate`, and the limits of activations. Vision models, whose positions are turned
-    otherwise than kt knows, are refused."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of Ling 3: those of `kimi_linear`, `head_dim`
+    of linear attention, `kda_safe_gate` (a bool), and two lists of limits of activations. Raises BadCheckpoint for
+    vision models."""
     if m.has("rope.dimension_sections"):
         raise m.bad(
             f"{m.architecture}.rope.dimension_sections belongs to Ling 3's vision models, which "
@@ -35,8 +35,8 @@ def ling3(m: Metadata) -> dict[str, Any]:
 
 
 def lfm2(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of LFM2: the kind of each layer and the number
-    of kv heads; layers without kv heads are convolutions."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of LFM2: `layer_types`, "conv" for layers
+    without kv heads, "full_attention" for the others, and `num_key_value_heads` of these."""
     heads = m.each("attention.head_count_kv", int)
     return {
         "layer_types": [_FULL if kv else "conv" for kv in heads],
@@ -45,8 +45,8 @@ def lfm2(m: Metadata) -> dict[str, Any]:
 
 
 def lfm2_dense(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of LFM2 without experts: those of LFM2, with
-    all layers dense; a sliding window is refused."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of LFM2 without experts: those of `lfm2`, and
+    `num_dense_layers`, the number of all layers. Raises BadCheckpoint if there is a sliding window."""
     if m.has("attention.sliding_window"):
         raise m.bad(
             f"{m.architecture}.attention.sliding_window is set, but kt supports LFM2 only without it"
@@ -55,8 +55,9 @@ def lfm2_dense(m: Metadata) -> dict[str, Any]:
 
 
 def delta(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of Qwen3-Next or Qwen3.5: the rotated share of
-    a head, the width of a value head of linear attention and, if listed, the kind of each layer."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of Qwen3-Next or Qwen3.5:
+    `partial_rotary_factor`, `linear_value_head_dim` and, if the file lists them, `layer_types` ("full_attention" or
+    "linear_attention" for each layer)."""
     heads = m.whole("ssm.time_step_rank", high=MAX_HEADS)
     given = partly(m) | {"linear_value_head_dim": m.whole("ssm.inner_size") // max(heads, 1)}
     if m.has("attention.recurrent_layers"):
@@ -85,9 +86,9 @@ _NEMOTRON_PARTS = (
 
 
 def nemotron(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of Nemotron 3 or Nemotron-H: the kind of each
-    layer, which follows from its tensors, the sizes of Mamba-2 layers, the number of kv heads, the width of dense MLPs,
-    and whether the weights of chosen experts are normalised."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of Nemotron 3 or Nemotron-H:
+    `layers_block_type` (for each layer "linear_attention", "full_attention", "moe" or "mlp"), sizes of Mamba-2 layers,
+    `num_key_value_heads`, `intermediate_size` of dense MLPs, and `norm_topk_prob`."""
     kinds = []
     for i in range(m.layers):
         found = (kind for of, kind in _NEMOTRON_PARTS if f"blk.{i}.{of}.weight" in m.entries)
@@ -102,9 +103,9 @@ def nemotron(m: Metadata) -> dict[str, Any]:
 
 
 def granite_hybrid(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of Granite 4: the kind of each layer, the sizes
-    of Mamba-2 layers, the numbers of experts and kv heads, the width of a shared expert that stands alone, and whether
-    attention has positions."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of Granite 4: `layer_types` ("attention" or
+    "mamba" for each layer), sizes of Mamba-2 layers (`mamba_…`), `num_key_value_heads`, `num_local_experts`,
+    `shared_intermediate_size` of models without experts, and `position_embedding_type`."""
     kinds = ("attention", "mamba")
     given = _mamba(m)
     alone = m.entries.get("blk.0.ffn_up.weight")
@@ -120,9 +121,9 @@ def granite_hybrid(m: Metadata) -> dict[str, Any]:
 
 
 def glm5_next(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of GLM-5.3: those of latent attention, the
-    model type, the kind of each layer (those without kv heads have linear attention), the bound of the decay and, if
-    listed, which layers have an indexer."""
+    """Returns the `config.json` fields that kt derives from a GGUF file of GLM-5.3: those of `latent`, `model_type`,
+    `layer_types` ("linear_attention" for layers without kv heads, else "indexed_attention"), `linear_lower_bound` of
+    the decay (None: no bound) and, if listed, `indexer_types` ("full" or "shared")."""
     heads = m.each("attention.head_count_kv", int)
     given: dict[str, Any] = {
         "layer_types": ["indexed_attention" if kv else "linear_attention" for kv in heads],

@@ -53,14 +53,14 @@ class ReadImatrix:
 
 
 def read_imatrix(path: Path, model: Model, checkpoint: Reader, shown: str) -> ReadImatrix:
-    """Returns the importance of a model's columns from llama.cpp's imatrix file at `path`, with the tensors that it has
-    nothing of and the number of experts that no token chose.
+    """Returns the importance of a model's columns from the imatrix file of llama.cpp at `path`, with the names of the
+    tensors that the file lacks and the number of experts that no token chose.
 
     Args:
-        shown: the name of the model for people.
+        shown: the name of the model for messages.
     Raises:
-        BadCheckpoint: it is damaged or hostile, or something else.
-        UsageError: it is that of another model.
+        BadCheckpoint: the file is damaged, hostile, or no imatrix.
+        UsageError: the file is that of another model.
     """
     with hinted(HINT):
         header = read_gguf_header(path)

@@ -36,7 +36,8 @@ class Metadata:
         self.architecture = self.fields.text("general.architecture", "")
 
     def has(self, key: str) -> bool:
-        """Returns whether the metadata has a value for `key`, which is written without the architecture's name."""
+        """Returns whether the metadata has a value for `key`, a metadata key without the name of the architecture in
+        front."""
         return self._value(key) is not None
 
     def lists(self, key: str) -> bool:
@@ -70,8 +71,8 @@ class Metadata:
 
     @property
     def layers(self) -> int:
-        """The number of decoder layers, without those that predict further tokens, which are not run; a file may count
-        those without having them."""
+        """The number of decoder layers; layers that only predict tokens further ahead (MTP), which kt does not run, are
+        not counted."""
         every = self.whole("block_count", high=MAX_LAYERS)
         own = every - self.whole("nextn_predict_layers", 0, MAX_LAYERS)
         if own < 1:
@@ -84,8 +85,8 @@ class Metadata:
         return every if plain and f"{first}nextn.eh_proj.weight" not in self.entries else own
 
     def each(self, key: str, kind: type) -> list[Any]:
-        """Returns the first values of the list that the metadata has for `key`, one for each layer, all of the type
-        `kind`."""
+        """Returns one value of the type `kind` for each decoder layer: the first values of the list that the metadata
+        has for `key`."""
         listed, layers = self.fields.values.get(self._name(key)), self.layers
         if not isinstance(listed, list) or len(listed) < layers:
             raise self.bad(f"{self._name(key)} is not a list of {layers} layers")
@@ -103,8 +104,8 @@ class Metadata:
         return found
 
     def gating(self, *known: int) -> int:
-        """Returns the number of the router's scoring function (SOFTMAX, SIGMOID …), which must be one of `known`; the
-        first of these where the file does not say."""
+        """Returns the number of the router's scoring function: 1 softmax, 2 sigmoid, 4 sqrtsoftplus. It must be one of
+        `known`, and is the first of these where the file does not say."""
         found = self.whole("expert_gating_func", known[0]) or known[0]
         if found not in known:
             words = " and ".join(f"{_GATINGS[each]} ({each})" for each in known)
@@ -112,11 +113,12 @@ class Metadata:
         return found
 
     def with_tensor(self, name: str) -> list[bool]:
-        """Returns for each layer whether the file has a weight called `name` in it ("blk.N.name.weight")."""
+        """Returns for each decoder layer whether the file has its weight called `name`, "blk.<layer>.<name>.weight"."""
         return [f"blk.{layer}.{name}.weight" in self.entries for layer in range(self.layers)]
 
     def bad(self, said: str) -> BadCheckpoint:
-        """Returns a `BadCheckpoint` with the name of the file and what is wrong in it, `said`; the caller raises it."""
+        """Returns a `BadCheckpoint` whose message is the name of the file and `said`, what is wrong in it; the caller
+        raises it."""
         return BadCheckpoint(f"{self.fields.where}: {said}")
 
     def _name(self, key: str) -> str:
@@ -142,8 +144,8 @@ class Metadata:
 
 
 def scaling(m: Metadata) -> dict[str, Any] | None:
-    """Returns the `rope_scaling` object of `config.json`, which stretches the rotary embedding, as a GGUF file's
-    metadata or its frequency factors say; None: it is not stretched."""
+    """Returns the `rope_scaling` object of `config.json` (`rope_type`, `factor` …), which stretches the rotary
+    embedding, from a GGUF file's metadata or frequency factors; None: it is not stretched."""
     if m.factors:
         return {"rope_type": "factors", "factors": m.factors}
     # A factor without a kind is a linear one, as in llama.cpp.

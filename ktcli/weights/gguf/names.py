@@ -65,16 +65,16 @@ def hub_tensors(
     differing: Names,
     body: tuple[str, str] = ("model.", "lm_head"),
 ) -> Iterator[tuple[str, str, TensorEntry]]:
-    """Yields (name on the hub, name in the file, entry) for each tensor that a model has on the hub; a tensor of the
-    file that holds all experts of a layer gives one for each expert.
+    """Yields (name on the hub, name in the file, entry) for each tensor of a GGUF file; one that holds all experts of a
+    layer is split into one for each expert, whose entry has its own shape and bytes.
 
-    A tensor without a name there keeps its own.
+    A tensor without a name on the hub keeps its name in the file.
 
     Args:
         entries: the tensors of a GGUF file by name.
-        differing: the names that an architecture has instead of the usual ones. Several of one tensor: each is an equal
-            part of its rows, which ones a view says.
-        body: what names begin with, and the name of the head.
+        differing: hub names, by the name in the file, that an architecture has instead of the usual ones; where there
+            are several for one tensor, each stands for an equal part of its rows.
+        body: the prefix of hub names, and the hub name of the output head.
     """
     names: dict[str, str | tuple[str, ...]] = {**_OUTER, **LAYER, **differing}
     prefix, head = body
@@ -112,8 +112,8 @@ def layer_of(name: str) -> int:
 
 
 def below_layer(hub_name: str) -> str:
-    """Returns a tensor's name on the hub without the prefix of its layer: "self_attn.q_proj.weight"; the whole name of
-    a tensor outside of layers."""
+    """Returns a tensor's name on the hub without the prefix of its layer, such as "self_attn.q_proj.weight"; a tensor
+    outside of layers keeps its whole name."""
     return _BODY.sub("", hub_name, count=1)
 
 

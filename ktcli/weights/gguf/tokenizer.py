@@ -33,8 +33,9 @@ TEMPLATE = "chat_template.jinja"  # the file that it becomes
 
 
 def small_files(values: Mapping[str, Any], where: str) -> dict[str, bytes]:
-    """Returns the tokenizer, chat template and sampling settings in a GGUF file's metadata as files of a model on the
-    hub: contents by name, such as "tokenizer.json"; without a tokenizer only the others.
+    """Returns the tokenizer, chat template and sampling settings in a GGUF file's metadata in the form of hub files:
+    contents by file name, such as "tokenizer.json". Without a template or a tokenizer in the metadata, its files are
+    left out.
 
     Args:
         values: the metadata by key.

@@ -35,8 +35,8 @@ class HalfScales(PlainStorage):
     exactly."""
 
     def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
-        """Returns the scales of the blocks of the rows of a span, [rows, blocks] f32, if `fmt` holds their codes
-        exactly: linear, 4 bits, with f32 scales of groups as long as a block; otherwise None."""
+        """Returns the scales of the blocks in the rows of a span, [rows, blocks] f32, if `fmt` holds their codes
+        exactly (4 bits, linear, f32 scales, groups as long as a block); otherwise None."""
         elements, size = self.dtype.block
         if (fmt.bits, fmt.group, fmt.scale, fmt.codebook) != (4, elements, Scale.F32, LINEAR):
             return None
@@ -58,7 +58,7 @@ class Packaged(StoredRows):
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
         """Returns rows [span.start, span.stop) of a tensor as an f32 matrix, dequantized by the `gguf` package from
-        `raws`, the bytes of the rows; NaN and Inf are refused."""
+        `raws`, the bytes of the rows. Raises BadNumber for NaN or Inf."""
         from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
 
@@ -82,16 +82,16 @@ class Order:
     first: int = 0
 
     def places(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Returns the places in the file of a tensor's rows (or columns) start..stop - 1: row numbers, int64 [stop -
-        start]."""
+        """Returns where rows (or columns) start..stop - 1 of a tensor lie in the file: their numbers there, int64 [stop
+        - start]."""
         rows = np.arange(start, stop)
         others = np.unravel_index(np.maximum(rows - self.kept, 0), self.counts)
         moved = self.kept + self.first + np.stack(others, axis=-1) @ np.array(self.steps)
         return np.where(rows < self.kept, rows, moved)
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Yields ranges (first, last + 1) of row numbers in the file which together are, in this order, a tensor's rows
-        start..stop - 1."""
+        """Yields rows start..stop - 1 of a tensor, in order, as ranges (first, last + 1) of consecutive row numbers in
+        the file."""
         places = self.places(start, stop)
         for run in np.split(places, np.flatnonzero(np.diff(places) != 1) + 1):
             yield int(run[0]), int(run[-1]) + 1
@@ -124,13 +124,13 @@ class Viewed:
 
     @property
     def label(self) -> str:
-        """The name for people of the number type in which the file stores the tensor, before the view."""
+        """The name, for messages, of the number type in which the file stores the tensor, such as "bf16"."""
         return self.storage.label
 
     @property
     def lossless(self) -> str | None:
-        """The name of the smallest format that holds the stored numbers exactly; None: only f32 does, or the view
-        changes columns or values."""
+        """The name of the smallest of kt's formats that holds the tensor exactly; None: only f32 does, or the
+        `TensorView` reorders columns or changes values."""
         return self.storage.lossless if self._is_rows else None
 
     @property
@@ -138,8 +138,8 @@ class Viewed:
         return self.view.columns is None and self.view.value is None
 
     def reads(self, span: ByteSpan) -> Sequence[Read]:
-        """Returns the byte ranges to read for rows [span.start, span.stop) of the tensor; where the view moves rows,
-        one for each run of rows that are consecutive in the file."""
+        """Returns the byte ranges to read for rows [span.start, span.stop) of the tensor: where its `TensorView`
+        reorders rows, one for each run of rows that are consecutive in the file."""
         if self.view.rows is None:
             return self.storage.reads(span)
         part = span.source.parts[0]
@@ -148,9 +148,8 @@ class Viewed:
         return [rows_of(part, row_bytes, start, stop) for start, stop in runs]
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
-        """Returns rows [span.start, span.stop) of the tensor as the view shows them, [rows, columns], from `raws`, the
-        bytes of the ranges that `reads` returns; f32 where the view changes columns or values, else in the stored type.
-        """
+        """Returns rows [span.start, span.stop) of the tensor, [rows, columns], from `raws`, the bytes of the ranges
+        that `reads` returns: f32 where its `TensorView` reorders columns or changes values, else in the stored type."""
         stored = self.storage.numbers(pool, span, (_joined(raws),))
         if self._is_rows:
             return stored
@@ -162,8 +161,8 @@ class Viewed:
         return Numbers.of(np.ascontiguousarray(matrix))
 
     def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
-        """Returns the stored scales of the rows of a span, [rows, groups of `fmt`] f32, with which `fmt` holds them
-        exactly; None: it does not, or the view changes columns or values."""
+        """Returns the stored scales of the rows of a span, [rows, groups of `fmt`] f32, with which `fmt` holds the rows
+        exactly; None: it cannot, or the `TensorView` reorders columns or changes values."""
         return self.storage.kept(pool, span, (_joined(raws),), fmt) if self._is_rows else None
 
 
@@ -176,18 +175,18 @@ class Scaled(ScalesNotKept):
 
     @property
     def label(self) -> str:
-        """The name for people of the number type in which the file stores the tensor, before it is multiplied."""
+        """The name, for messages, of the number type in which the file stores the tensor, such as "bf16"."""
         return self.storage.label
 
     def reads(self, span: ByteSpan) -> Sequence[Read]:
-        """Returns the byte ranges to read for rows [span.start, span.stop) of the tensor, then that of the number which
-        all of them are multiplied by."""
+        """Returns the byte ranges to read for rows [span.start, span.stop) of the tensor, followed by that of the f32
+        number that the whole tensor is multiplied by."""
         scale = span.source.parts[-1]
         return (*self.storage.reads(span), rows_of(scale, scale.entry.size_bytes, 0, 1))
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
-        """Returns rows [span.start, span.stop) of the tensor, multiplied by its number, as an f32 matrix, from `raws`,
-        the bytes of the ranges that `reads` returns; numbers that become too large are refused."""
+        """Returns rows [span.start, span.stop) of the tensor, multiplied by the tensor's factor, as an f32 matrix, from
+        `raws`, the bytes of the ranges that `reads` returns. Raises BadNumber if a product is NaN or Inf."""
         *stored, scale = raws
         matrix: Matrix = pool.decode(self.storage.numbers(pool, span, stored).whole)
         with np.errstate(all="ignore"):
@@ -202,19 +201,18 @@ def _joined(raws: Sequence[Raw]) -> Raw:
 
 
 def less_one(stored: Matrix) -> Matrix:
-    """Returns the weights of a norm that multiplies by 1 + weight, f32, from the numbers `stored` in the file, which
-    are 1 + weight."""
+    """Returns stored - 1, f32: the weights of a norm that multiplies by 1 + weight, of which the file stores 1 +
+    weight."""
     return stored - np.float32(1)
 
 
 def log_of_rate(stored: Matrix) -> Matrix:
-    """Returns the logarithms of decay rates, f32, from the numbers `stored` in the file, which are the rates with a
-    minus."""
+    """Returns log(-stored), f32: the logarithms of decay rates, which the file stores negated."""
     return _log(-stored, "a decay rate is not below zero")
 
 
 def log_of_positive(stored: Matrix) -> Matrix:
-    """Returns the logarithms of decay rates, f32, from the numbers `stored` in the file, which are the rates."""
+    """Returns log(stored), f32: the logarithms of decay rates, which the file stores as they are."""
     return _log(stored, "a decay rate is not above zero")
 
 

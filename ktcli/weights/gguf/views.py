@@ -53,8 +53,9 @@ DELTA_BY_HEAD = {**NORMS_LESS_ONE, "linear_attn.A_log": TensorView(value=log_of_
 
 
 def next_views(f: Fields) -> dict[str, TensorView]:
-    """Returns the views through which rearranged tensors of Qwen3-Next are read, by their names on the hub below the
-    layer; in the file, the rows of beta of each key head are before those of alpha."""
+    """Returns, by hub name below the layer (such as "linear_attn.A_log"), a `TensorView` for each tensor of Qwen3-Next
+    that its GGUF file stores rearranged or transformed: norms, decay rates, and alpha and beta, whose rows the file has
+    in one tensor."""
     keys, each, _, _ = _delta_heads(f)
     beta, alpha = (Order((keys, each), (2 * each, 1), first=first) for first in (0, each))
     return {
@@ -65,8 +66,9 @@ def next_views(f: Fields) -> dict[str, TensorView]:
 
 
 def tiled_views(f: Fields) -> dict[str, TensorView]:
-    """Returns the views through which rearranged tensors of Qwen3.5 are read, by their names on the hub below the
-    layer; in the file, the first value heads of all key heads are before the second ones."""
+    """Returns, by hub name below the layer (such as "linear_attn.A_log"), a `TensorView` for each tensor of Qwen3.5
+    that its GGUF file stores rearranged or transformed: norms, decay rates, and what has a part for each value head, as
+    the file orders value heads otherwise."""
     keys, each, dim, others = _delta_heads(f)
 
     def tiled(dim: int = 1, kept: int = 0) -> Order:

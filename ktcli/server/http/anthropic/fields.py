@@ -81,8 +81,8 @@ class MessagesBody(AnswerConstraints, kw_only=True):
     top_logprobs: Any = None
 
     def answer_options(self, settings: Settings) -> AnswerOptions:
-        """Returns the options of the answer: sampling, limits and constraints; the model's `settings` where the request
-        has none.
+        """Returns the options of the answer (sampling, limits, constraints) from the request, or else from the model's
+        `settings`.
 
         Raises:
             Refusal: a value cannot be used, or `max_tokens` is missing, or leaves nothing for an answer.
@@ -105,8 +105,8 @@ class MessagesBody(AnswerConstraints, kw_only=True):
         return with_tools(options, self.offered, self._choice)
 
     def chat_request(self, settings: Settings, caller: str) -> ChatRequest:
-        """Returns the conversation to be answered: its messages, in the form of OpenAI's API, which chat templates
-        know, and the template's variables, tools among them.
+        """Returns the conversation to be answered: its messages in the form of OpenAI's API, and the variables of the
+        chat template, such as `tools`.
 
         Raises:
             Refusal: a message is invalid.
@@ -132,11 +132,11 @@ class MessagesBody(AnswerConstraints, kw_only=True):
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The tools that the model may call, in the form of OpenAI's API; those that a server would run itself are left
-        out. Empty if `tool_choice` is none.
+        """The tools that the model may call, in the form of OpenAI's API, without those that a server would run itself;
+        empty if `tool_choice` is none.
 
         Raises:
-            Refusal: there are too many, or one has no name, or no schema of an object.
+            Refusal: there are more than 256, or one has no name, or its schema is not that of an object.
         """
         tools = self.tools or []
         require_at_most("tools", len(tools), TOOLS_MOST)

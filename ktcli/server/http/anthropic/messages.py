@@ -23,7 +23,10 @@ from ktcli.server.models.generation import Generation
 
 
 async def messages(request: Request) -> Answering:
-    """Responds with the answer to a conversation."""
+    """Responds with the answer to a conversation.
+
+    Sends a message of Anthropic's API as JSON or, if `stream` is true, its server-sent events.
+    """
     state = state_of(request)
     body = await body_of(request, MessagesBody)
     with await state.lease(body.model) as lease:
@@ -35,7 +38,10 @@ async def messages(request: Request) -> Answering:
 
 
 async def count_tokens(request: Request) -> Response:
-    """Responds with the number of tokens of a conversation as a prompt."""
+    """Responds with the number of tokens of a conversation as a prompt.
+
+    Sends it as JSON in the field `input_tokens`.
+    """
     state = state_of(request)
     body = await body_of(request, MessagesBody)
     with await state.lease(body.model) as lease:
@@ -46,7 +52,8 @@ async def count_tokens(request: Request) -> Response:
 
 
 def error_of(refusal: Refusal) -> dict[str, Any]:
-    """Returns the document of an error in Anthropic's API: its type and its message."""
+    """Returns the document of an error in Anthropic's API: `type` is "error", and `error` has its `type` and
+    `message`."""
     return {"type": "error", "error": {"type": refusal.kind, "message": refusal.message}}
 
 

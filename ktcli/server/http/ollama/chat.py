@@ -29,7 +29,11 @@ ALIVE = b" "  # before a line, where JSON ignores it
 
 
 async def chat(request: Request) -> Answering | Response:
-    """Responds with the answer to a conversation; without messages it only loads or unloads the model."""
+    """Responds with the answer to a conversation; without messages it only loads or unloads the model.
+
+    Sends lines of JSON with parts of the `message`, the last one with `done`, token counts and times, or all as one
+    document if `stream` is false.
+    """
     state = state_of(request)
     body = await body_of(request, OllamaChatBody)
     if not body.messages:
@@ -43,7 +47,11 @@ async def chat(request: Request) -> Answering | Response:
 
 
 async def generate(request: Request) -> Answering | Response:
-    """Responds with the answer to a text; with an empty prompt it only loads or unloads the model."""
+    """Responds with the answer to a text; with an empty prompt it only loads or unloads the model.
+
+    Sends lines of JSON with parts of the `response`, the last one with `done`, token counts and times, or all as one
+    document if `stream` is false.
+    """
     state = state_of(request)
     body = await body_of(request, GenerateBody)
     caller = caller_of(request)

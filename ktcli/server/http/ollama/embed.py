@@ -79,7 +79,11 @@ class EmbeddingsPromptBody(_EmbedFields):
 
 
 async def embed(request: Request) -> VectorsReply:
-    """Returns a vector for each text, with the counts and times."""
+    """Returns a vector for each text, with the counts and times.
+
+    Sends JSON with `model`, `embeddings` (a list of numbers for each text), `prompt_eval_count` (tokens),
+    `total_duration` and `load_duration` (nanoseconds).
+    """
     body, began_s = await body_of(request, EmbedBody), time.monotonic()
     texts, caller = body.texts, caller_of(request)
     asked = EmbeddingRequest(texts, caller, truncate=body.truncate, most=body.most)
@@ -94,7 +98,10 @@ async def embed(request: Request) -> VectorsReply:
 
 
 async def embedding(request: Request) -> VectorsReply:
-    """Responds with the vector of one text; that of an empty one, which only loads the model, is empty."""
+    """Responds with the vector of one text; that of an empty one, which only loads the model, is empty.
+
+    Sends it as JSON in the field `embedding`, a list of numbers.
+    """
     body = await body_of(request, EmbeddingsPromptBody)
     texts, caller = [body.prompt] * bool(body.prompt), caller_of(request)
     asked = EmbeddingRequest(texts, caller, truncate=True, most=body.most, field="prompt")

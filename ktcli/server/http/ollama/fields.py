@@ -30,10 +30,10 @@ from ktcli.text.settings import Settings
 
 
 def keep_s_of(keep_alive: float | str | None) -> float | None:
-    """Returns the seconds that a model is to stay in memory by a request's `keep_alive`; None: as long as before.
+    """Returns the seconds for which a request's `keep_alive` keeps a model in memory; None: as long as before.
 
     Raises:
-        Refusal: it is not a duration.
+        Refusal: `keep_alive` is not a duration.
     """
     with about("keep_alive"):
         return None if keep_alive is None else keep_seconds(keep_alive, "keep_alive")
@@ -100,18 +100,18 @@ class OllamaBody(AnswerConstraints):
 
     @property
     def keep_s(self) -> float | None:
-        """The seconds that the model is to stay in memory after the request; None: as long as before."""
+        """The seconds for which the model stays in memory after the request; None: as long as before."""
         return keep_s_of(self.keep_alive)
 
     @property
     def names(self) -> FieldNames:
-        """What the request calls its fields, by kt's names: `options.stop` for `stop`."""
+        """The request's names of fields by kt's names of them, such as `options.stop` for `stop`."""
         given = (self.options or Options()).given_constraints()
         return FieldNames(_NAMES, **{name: f"options.{name}" for name in given})
 
     def answer_options(self, settings: Settings) -> AnswerOptions:
-        """Returns the options of the answer: sampling, limits and constraints; the model's `settings` where the request
-        has none.
+        """Returns the options of the answer (sampling, limits, constraints) from the request, or else from the model's
+        `settings`.
 
         Raises:
             Refusal: a value cannot be used.
@@ -135,21 +135,21 @@ class OllamaBody(AnswerConstraints):
         return with_form(options, self._form(), names)
 
     def context(self, most: int) -> int | None:
-        """Returns the most tokens of the prompt and the answer together, as the request's `num_ctx` limits them; None:
-        it does not.
+        """Returns the most tokens that prompt and answer may have together: the request's `num_ctx`, but at most
+        `most`; None: the request has no `num_ctx`.
 
         Args:
-            most: the context of the model, which holds where more are asked for.
+            most: the context of the model.
         """
         asked = None if self.options is None else self.options.num_ctx
         return None if asked is None else min(asked, most)
 
     def within(self, options: AnswerOptions, tokens: int, most: int) -> AnswerOptions:
-        """Returns `options` with the tokens of the answer limited to what the prompt leaves of the request's `num_ctx`,
-        see `context`; as they are if it has none.
+        """Returns `options` with the answer limited to the tokens that the prompt leaves of the request's `num_ctx`
+        (see `context`); unchanged if the request has none.
 
         Args:
-            tokens: of the prompt.
+            tokens: the length of the prompt.
             most: the context of the model.
         Raises:
             ContextFull: there is no room for an answer.
@@ -172,8 +172,8 @@ class OllamaBody(AnswerConstraints):
         return Form.of_object("format") if is_json else Form.of_schema(self.format, "format")
 
     def variables(self, settings: Settings) -> dict[str, Any]:
-        """Returns the variables of the chat template, by name: those of the settings, and whether and how much to think
-        as the request says."""
+        """Returns the variables of the chat template, by name: those of `settings`, with the request's `think` in place
+        of theirs for whether and how much (`reasoning_effort`) to think."""
         if self.think is None:
             return settings.variables
         thinking = self.think is not False and self.think != "none"

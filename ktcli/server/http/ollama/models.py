@@ -45,17 +45,28 @@ class ModelAsked(msgspec.Struct):
 
 
 async def version(request: Request) -> Response:
-    """Returns the version of Ollama's API that is spoken."""
+    """Returns the version of Ollama's API that is spoken.
+
+    Sends it as JSON in the field `version`.
+    """
     return json_response({"version": VERSION})
 
 
 async def tags(request: Request) -> Response:
-    """Responds with the models of the library: the server's own first, then those in memory."""
+    """Responds with the models of the library: the server's own first, then those in memory.
+
+    Sends JSON whose `models` has for each its `name`, `modified_at`, `size` (bytes), `digest`, `capabilities` and
+    `details`.
+    """
     return json_response({"models": await state_of(request).rows(_row)})
 
 
 async def running(request: Request) -> Response:
-    """Responds with the models in memory."""
+    """Responds with the models in memory.
+
+    Sends JSON whose `models` has for each the fields of `tags` and `size_vram` (bytes), `context_length` (tokens) and
+    `expires_at`.
+    """
     rows = []
     for each in state_of(request).residency.loaded:
         row, engine = _row(each.source, each.facts, each.model.name), each.model.backend.engine
@@ -69,7 +80,11 @@ async def running(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """Responds with a model's facts and capabilities, whether it is in memory or not."""
+    """Responds with a model's facts and capabilities, whether it is in memory or not.
+
+    Sends JSON with `details`, `model_info`, `capabilities`, `template`, `modified_at`, and what the name presets
+    (`parameters`, `system`).
+    """
     state, body = state_of(request), await body_of(request, ModelAsked)
     name = body.said
     source = await state.named(name)
@@ -146,7 +161,11 @@ class CopyBody(msgspec.Struct):
 
 
 async def pull(request: Request) -> App:
-    """Pulls and converts a model; it is cancelled when the client disconnects, and the next pull resumes it."""
+    """Pulls and converts a model; it is cancelled when the client disconnects, and the next pull resumes it.
+
+    Sends lines of JSON with `status` and, if known, `total` and `completed` bytes, or only the last status if `stream`
+    is false.
+    """
     state, body = state_of(request), await body_of(request, PullBody)
     if body.insecure:
         raise not_supported("insecure")
@@ -162,7 +181,10 @@ async def pull(request: Request) -> App:
 
 
 async def delete(request: Request) -> Response:
-    """Removes a model, or a further name."""
+    """Removes a model, or a further name.
+
+    Sends an empty body.
+    """
     state, body = state_of(request), await body_of(request, DeleteBody)
     editor, name = _library_editor(request), _named(body.said, "model")
     used = {state.catalogue.own.key, *(each.source.key for each in state.residency.loaded)}
@@ -172,7 +194,10 @@ async def delete(request: Request) -> Response:
 
 
 async def copy(request: Request) -> Response:
-    """Adds another name for a model."""
+    """Adds another name for a model.
+
+    Sends an empty body.
+    """
     state, body = state_of(request), await body_of(request, CopyBody)
     editor = _library_editor(request)
     name, further = _named(body.source, "source"), _named(body.destination, "destination")
@@ -182,7 +207,10 @@ async def copy(request: Request) -> Response:
 
 
 async def unsupported(request: Request) -> Response:
-    """Raises the error for paths of Ollama that this server does not support."""
+    """Raises the error for paths of Ollama that this server does not support.
+
+    Its status is 400 for POST and DELETE, else 404.
+    """
     if request.method not in ("POST", "DELETE"):
         raise no_path(request)
     raise Refusal(

@@ -33,7 +33,10 @@ from ktcli.text.tokenizer import Tokenizer
 
 
 async def chat_completions(request: Request) -> Answering:
-    """Responds with the answer to a conversation."""
+    """Responds with the answer to a conversation.
+
+    Sends a chat completion of OpenAI's API as JSON or, if `stream` is true, its chunks as server-sent events.
+    """
     state = state_of(request)
     body = await body_of(request, ChatBody)
     with await state.lease(body.model) as lease:
@@ -45,7 +48,10 @@ async def chat_completions(request: Request) -> Answering:
 
 
 async def render(request: Request) -> Response:
-    """Returns the prompt of a conversation, as text and as token ids, without answering it."""
+    """Returns the prompt of a conversation, as text and as token ids, without answering it.
+
+    Sends JSON with `model`, `prompt` (text), `token_ids` and `count` (of the ids).
+    """
     name, prompt = await _rendered(request)
     ids = list(prompt.ids)
     said = {"model": name, "prompt": prompt.text, "token_ids": ids, "count": len(ids)}
@@ -53,13 +59,19 @@ async def render(request: Request) -> Response:
 
 
 async def apply_template(request: Request) -> Response:
-    """Returns the text of the prompt of a conversation, as llama.cpp's server does."""
+    """Returns the text of the prompt of a conversation, as llama.cpp's server does.
+
+    Sends it as JSON in the field `prompt`.
+    """
     _, prompt = await _rendered(request)
     return json_response({"prompt": prompt.text})
 
 
 async def chat_input_tokens(request: Request) -> Response:
-    """Returns the number of tokens of the prompt of a conversation."""
+    """Returns the number of tokens of the prompt of a conversation.
+
+    Sends it as JSON in the field `input_tokens`.
+    """
     _, prompt = await _rendered(request)
     said = {"object": "response.input_tokens", "input_tokens": len(prompt.ids)}
     return json_response(said)
@@ -229,15 +241,16 @@ _CHUNK = "chat.completion.chunk"
 
 
 def chance_of(tokenizer: Tokenizer, token: Token) -> dict[str, Any]:
-    """Returns a token with its log probability, and the likeliest tokens with theirs in `top_logprobs`, as an entry of
-    a chat completion's `logprobs`."""
+    """Returns an entry of a chat completion's `logprobs`: the fields of `candidate_of` for the token, and in
+    `top_logprobs` those of the likeliest tokens in its place."""
     assert token.chosen is not None
     likeliest = [candidate_of(tokenizer, each) for each in token.likeliest]
     return {**candidate_of(tokenizer, token.chosen), "top_logprobs": likeliest}
 
 
 def candidate_of(tokenizer: Tokenizer, candidate: Candidate) -> dict[str, Any]:
-    """Returns the text of a token, its log probability and its bytes, in the form of chat completions."""
+    """Returns a token's text (`token`), log probability (`logprob`, at least -9999) and bytes (`bytes`, a list of
+    integers), in the form of chat completions."""
     data = tokenizer.bytes_of(candidate.id) if tokenizer.byte_level else b""
     text = (
         data.decode("utf-8", "replace") if data else tokenizer.decode([candidate.id], special=True)

@@ -37,7 +37,7 @@ class EmbeddingsBody(msgspec.Struct):
         """The texts to embed, each a string or a list of token ids.
 
         Raises:
-            Refusal: there are none, or one is neither.
+            Refusal: there are no texts, or one is neither a string nor a list of ids.
         """
         said = self.input
         if said is None or said == []:
@@ -46,11 +46,10 @@ class EmbeddingsBody(msgspec.Struct):
         return [_text(each) for each in (said if isinstance(said, list) and several else [said])]
 
     def require_known(self) -> None:
-        """Raises an error if a field asks for something that kt does not support: another encoding than float and
-        base64, or truncation.
+        """Checks that no field asks for something that kt does not support.
 
         Raises:
-            Refusal: one does.
+            Refusal: `encoding_format` is neither float nor base64, or `truncate_prompt_tokens` is given.
         """
         if self.encoding_format not in (None, *FORMATS):
             raise bad_field(
@@ -73,7 +72,10 @@ def _text(said: Any) -> Text:
 
 
 async def embeddings(request: Request) -> VectorsReply:
-    """Returns a vector for each text."""
+    """Returns a vector for each text.
+
+    Sends JSON with `data`, which has an `embedding` (numbers or base64) for each text, `model` and `usage`.
+    """
     state, body = state_of(request), await body_of(request, EmbeddingsBody)
     body.require_known()
     asked = EmbeddingRequest(body.texts, caller_of(request))
@@ -100,5 +102,5 @@ def _in_numbers(number: int, vector: F32Array) -> bytes:
 
 
 def numbers(vector: F32Array) -> bytes:
-    """Returns a vector as a JSON list of numbers, encoded."""
+    """Returns a vector as a JSON list of numbers, in bytes."""
     return encode(vector.tolist())

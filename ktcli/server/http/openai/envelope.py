@@ -30,7 +30,8 @@ def line(document: Any) -> bytes:
 
 
 def error_of(refusal: Refusal) -> dict[str, Any]:
-    """Returns the document of an error in OpenAI's API: `error` with its message, type, field and code."""
+    """Returns the document of an error in OpenAI's API: `error` with its `message`, `type`, `param` (the field) and
+    `code`."""
     said = {
         "message": refusal.message,
         "type": refusal.kind,
@@ -64,8 +65,8 @@ class OpenAIReply(WireReply):
 
 
 def usage(generation: Generation | Generations, thought_tokens: int) -> dict[str, Any]:
-    """Returns OpenAI's `usage` of a request: the numbers of tokens of its prompts and of all answers, those from the
-    cache, and those of thoughts."""
+    """Returns OpenAI's `usage` of a request: `prompt_tokens`, `completion_tokens`, `total_tokens`, and of these the
+    cached ones (`prompt_tokens_details`) and those of thoughts (`completion_tokens_details`)."""
     prompt, said = generation.prompt_tokens, generation.tokens
     return {
         "prompt_tokens": prompt,
@@ -80,8 +81,9 @@ def usage(generation: Generation | Generations, thought_tokens: int) -> dict[str
 
 
 def timings(stats: Stats) -> dict[str, float]:
-    """Returns llama.cpp's `timings` of an answer: its numbers of tokens, times in milliseconds, and tokens per second,
-    by name."""
+    """Returns llama.cpp's `timings` of an answer, by name: the cached tokens (`cache_n`), and for the rest of the
+    prompt (`prompt_`) and for the answer (`predicted_`) the tokens (`n`), milliseconds (`ms`, `per_token_ms`) and
+    tokens per second (`per_second`)."""
     n, ms = stats.prefilled_tokens, 1000 * stats.prompt_s
     said, said_ms = stats.tokens, 1000 * stats.eval_s
     return {

@@ -168,8 +168,8 @@ def token_ids(said: Any) -> list[int]:
 
 
 def effort_variables(effort: str | None) -> dict[str, Any]:
-    """Returns the variables of the chat template, by name, that ask for a reasoning effort; none if it is None: the
-    model's default."""
+    """Returns the variables of the chat template that ask for a reasoning effort, by name: `enable_thinking`,
+    `thinking` and `reasoning_effort`; empty if `effort` is None, so that the model's default holds."""
     if effort is None:
         return {}
     thinks = effort not in ("none", "minimal")
@@ -178,10 +178,10 @@ def effort_variables(effort: str | None) -> dict[str, Any]:
 
 
 def own_variables(said: dict[str, Any] | None) -> dict[str, Any]:
-    """Returns the variables of the chat template, by name, that a client sets itself; none if `said` is None.
+    """Returns the variables of the chat template, by name, that a client sets itself; empty if `said` is None.
 
     Raises:
-        Refusal: the server sets one of them.
+        Refusal: one of them is a variable that only the server sets.
     """
     for name in said or ():
         if is_reserved(name):
@@ -204,10 +204,11 @@ def choice_of(said: str | dict[str, Any] | None, parallel: bool | None) -> ToolC
 
 
 def functions(tools: list[dict[str, Any]] | None, choice: Any) -> list[dict[str, Any]]:
-    """Returns the tools of a request, checked but unchanged; none of them where its choice of tools is "none".
+    """Returns the tools of a request, checked but unchanged; empty if `choice` is "none".
 
     Raises:
-        Refusal: one names no function, or its parameters are not the schema of an object, or there are too many.
+        Refusal: there are more than 256, or one has no function name, or its parameters are not the schema of an
+            object.
     """
     require_at_most("tools", len(tools or ()), TOOLS_MOST)
     for at, tool in enumerate(tools or ()):
@@ -219,10 +220,10 @@ def functions(tools: list[dict[str, Any]] | None, choice: Any) -> list[dict[str,
 
 
 def require_parameters(schema: Any, field: str) -> None:
-    """Checks that the parameters of a tool are the JSON schema of an object, or None.
+    """Checks that `schema`, the parameters of a tool, is the JSON schema of an object, or None.
 
     Raises:
-        Refusal: they are not.
+        Refusal: it is neither.
     """
     if schema is None:
         return

@@ -17,7 +17,8 @@ from ktcli.server.models.source import ModelFacts, ModelSource
 async def models(request: Request) -> Response:
     """Responds with the models of the library: the server's own first, then those in memory.
 
-    A strict server lists its own alone.
+    Sends JSON whose `data` has for each its `id`, `created`, `max_model_len` (tokens) and more. A strict server lists
+    only its own.
     """
     state = state_of(request)
     rows = await state.rows(lambda source, facts, name: _row(state, source, facts, name))
@@ -28,7 +29,10 @@ async def models(request: Request) -> Response:
 
 
 async def model(request: Request) -> Response:
-    """Responds with the row of the model that the path names, as the list has it; 404 if there is none."""
+    """Responds with the row of the model that the path names, as the list has it; 404 if there is none.
+
+    The row is JSON with its `id`, `created`, `max_model_len` (tokens) and more.
+    """
     name, state = request.path_params["name"], state_of(request)
     found = await state.catalogue.find(name)
     if found is None:

@@ -117,7 +117,8 @@ class ResponseBody(Sampled):
 
     @property
     def own_items(self) -> list[dict[str, Any]]:
-        """The input items of the request itself, without those of earlier responses; a text is one user message."""
+        """The input items of the request itself, without those of earlier responses; a string becomes one user
+        message."""
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}] if self.input else []
         return self.input
@@ -160,7 +161,7 @@ class ResponseBody(Sampled):
         """Returns the conversation to be answered: its messages, and the template's variables, tools among them.
 
         Args:
-            turn: what is to be answered; None: the items of the request alone.
+            turn: the items to be answered, see `turn_of`; None: those of the request alone.
         Raises:
             Refusal: an item is invalid.
         """
@@ -183,11 +184,11 @@ class ResponseBody(Sampled):
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The functions that the model may call, in the form of chat completions; tools that a server would run itself
-        are left out. Empty if `tool_choice` is none.
+        """The functions that the model may call, in the form of chat completions, without tools that a server would run
+        itself; empty if `tool_choice` is none.
 
         Raises:
-            Refusal: there are too many, or one has no name, or parameters of another kind than objects.
+            Refusal: there are more than 256, or one has no name, or its parameters are not the schema of an object.
         """
         tools = self.tools or []
         require_at_most("tools", len(tools), TOOLS_MOST)

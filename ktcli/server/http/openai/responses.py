@@ -84,7 +84,8 @@ def response_document(
 
 
 def failure(refusal: Refusal) -> dict[str, Any]:
-    """Returns the fields `status` and `error` of the response object for a request that failed."""
+    """Returns the fields of the response object for a failed request: `status`, "failed", and `error` with its `code`
+    and `message`."""
     error = {"code": refusal.code or "server_error", "message": refusal.message}
     return {"status": "failed", "error": error}
 
@@ -97,7 +98,10 @@ def _format(asked: dict[str, Any] | None) -> dict[str, Any]:
 
 
 async def responses(request: Request) -> App:
-    """Responds with the answer to a conversation."""
+    """Responds with the answer to a conversation.
+
+    Sends a response object of OpenAI's API as JSON or, if `stream` is true, its server-sent events.
+    """
     state = state_of(request)
     body = await body_of(request, ResponseBody)
     with await state.lease(body.model) as lease:
@@ -119,7 +123,10 @@ async def responses(request: Request) -> App:
 
 
 async def input_tokens(request: Request) -> Response:
-    """Responds with the number of tokens of a conversation as a prompt."""
+    """Responds with the number of tokens of a conversation as a prompt.
+
+    Sends it as JSON in the field `input_tokens`.
+    """
     state = state_of(request)
     body = await body_of(request, ResponseBody)
     with await state.lease(body.model) as lease:

@@ -128,8 +128,8 @@ class Sampled(AnswerConstraints):
         *,
         least: int = 1,
     ) -> AnswerOptions:
-        """Returns the options of the answer: sampling, limits and constraints; the model's `settings` where the request
-        has none.
+        """Returns the options of the answer (sampling, limits, constraints) from the request, or else from the model's
+        `settings`.
 
         Args:
             most: the most tokens, as asked for; NO_LIMIT: as many as there is room for.
@@ -207,7 +207,7 @@ def logprobs_of(wanted: bool | None, likeliest: int | None) -> int | None:
     """Returns the number of likeliest tokens whose log probabilities come with each token; None: no log probabilities.
 
     Raises:
-        Refusal: there are too many, or no log probabilities are wanted.
+        Refusal: `likeliest` is negative or more than 20, or is given although no log probabilities are wanted.
     """
     most = likeliest or 0
     require_within("top_logprobs", most, 0, LOGPROBS_MOST)

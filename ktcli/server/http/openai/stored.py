@@ -28,7 +28,10 @@ _ORDERS = ("asc", "desc")
 
 
 async def response(request: Request) -> Response:
-    """Responds with a stored response."""
+    """Responds with a stored response.
+
+    Sends its JSON document as it was stored; 404 if there is none with this id.
+    """
     if request.query_params.get("stream", "false").lower() not in ("false", "0"):
         raise bad_field(
             "stream", "is not supported here: a response is stored only once it is complete"
@@ -37,7 +40,10 @@ async def response(request: Request) -> Response:
 
 
 async def delete(request: Request) -> Response:
-    """Removes a stored response."""
+    """Removes a stored response.
+
+    Sends JSON with its `id` and `deleted`; 404 if there is none with this id.
+    """
     _found(request)
     id = request.path_params["id"]
     state_of(request).kept.drop(id)
@@ -45,7 +51,11 @@ async def delete(request: Request) -> Response:
 
 
 async def input_items(request: Request) -> Response:
-    """Responds with the input items of a stored response, the latest first unless `order` is `asc`."""
+    """Responds with the input items of a stored response, the latest first unless `order` is `asc`.
+
+    Sends JSON with at most `limit` items (20 if not given) that come after the item `after`, in `data`, and `first_id`,
+    `last_id` and `has_more`.
+    """
     items = _with_ids(_found(request), request.path_params["id"])
     asked = request.query_params
     order, limit, after = (
@@ -116,7 +126,7 @@ async def turn_of(request: Request, body: ResponseBody) -> Turn:
     references, and the items of the stored responses that it continues.
 
     Raises:
-        Refusal: something that it names is not stored, or is too large with everything else.
+        Refusal: a response or an item that the request names is not stored, or all items together are too large.
     """
     state, owner = state_of(request), owner_of(request)
     items = body.own_items
@@ -135,8 +145,7 @@ async def turn_of(request: Request, body: ResponseBody) -> Turn:
 
 
 def slot_of(request: Request, body: ResponseBody, turn: Turn, id: str) -> KeptSlot:
-    """Reserves a place in the store for a response that begins, and returns its slot; with `store: false` the slot
-    stores nothing.
+    """Returns a slot in the store, reserved for a response whose answer begins; with `store: false` it stores nothing.
 
     Args:
         id: the id of the response.

@@ -34,7 +34,10 @@ from ktcli.text.tokenizer import Tokenizer
 
 
 async def completions(request: Request) -> Answering:
-    """Responds with the continuation of a text."""
+    """Responds with the continuation of a text.
+
+    Sends a text completion of OpenAI's API as JSON or, if `stream` is true, its chunks as server-sent events.
+    """
     state = state_of(request)
     body = await body_of(request, TextBody)
     caller, made = caller_of(request), list[Generation]()
@@ -55,16 +58,16 @@ async def completions(request: Request) -> Answering:
 
 
 def infill_options(model: ServedModel, options: AnswerOptions) -> AnswerOptions:
-    """Returns `options` for an answer that is the text between two others: it also ends where the model would begin the
-    next file."""
+    """Returns `options` for an answer that fills the gap between two texts: it is plain text, and also ends where the
+    model would begin the next file."""
     infill = model.prompts.infill
     ends = frozenset() if infill is None else infill.ends
     return replace(options, plain=True, stop_ids=options.stop_ids | ends)
 
 
 def continuation(prompt: str | list[int], caller: str, suffix: str) -> PromptSource:
-    """Returns a function that makes the prompt with which a model continues a text or token ids or, with a suffix,
-    writes what comes between a text and the suffix."""
+    """Returns a function that makes the prompt for continuing `prompt` (a text or token ids) or, if there is a
+    `suffix`, for the text between `prompt` and `suffix`."""
 
     def make(prompts: PromptMaker) -> EncodedPrompt:
         if suffix:
