@@ -112,12 +112,13 @@ cpu_tuning cpu_tuned(void)
     enum { ZEN_5 = 0x1a };      /* its family, the base (15) and the extended one together */
     uint32_t version = leaf(1, 0).a, family = (version >> 8 & 15) + (version >> 20 & 255);
     int is_amd = is_made_by("AuthenticAMD"), is_zen_5 = is_amd && family >= ZEN_5;
+    int is_intel = is_made_by("GenuineIntel");
     return (cpu_tuning){
-        .ahead = is_made_by("GenuineIntel") ? 32 * 64 : is_zen_5 ? 96 * 64 : 64 * 64,
-        .in_order = is_zen_5,
+        .ahead = is_intel ? 32 * 64 : is_zen_5 ? 96 * 64 : 64 * 64,
+        .loads = is_intel ? LOADS_FAR : is_zen_5 ? LOADS_IN_ORDER : LOADS_NEAR,
         .near = is_zen_5,
-        .stream_int4 = is_zen_5 ? 4 : 2,
-        .stream_int8 = is_zen_5 ? 8 : 6,
+        .stream_int4 = is_intel || is_zen_5 ? 4 : 2,
+        .stream_int8 = is_intel || is_zen_5 ? 8 : 6,
         .blocks_book4 = !is_amd,
     };
 }

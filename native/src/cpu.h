@@ -48,13 +48,18 @@ const kt_kernels *cpu_choose_row(const char *isa, char *error, size_t size);
  *                  64 lines 0.95 / 0.89 / 0.96, 96 lines 0.92 / 0.93 / 0.94. On Sapphire Rapids: 32 lines 0.88 / 0.90 / 0.89,
  *                  64 lines 0.56 to 0.82 / 0.79 / 0.76, as the compiler orders the same instructions.
  *                  On Zen 5: 64 lines 0.90 / 0.86 / 0.90, 96 lines 0.94 / 0.93 / 0.95.
- *   in_order       Zen 5 and later. One token, k = 2048, shares of the read loop, on Zen 5: int6 0.95 instead of 0.80, nl4-s8 0.91
- *                  instead of 0.78, int4 0.94 either way; on Zen 4, int6 0.50 instead of 0.75, int4 0.80 instead of 0.95.
+ *   loads          LOADS_IN_ORDER on Zen 5 and later. One token, k = 2048, shares of the read loop, on Zen 5: int6 0.95 instead of
+ *                  0.80, nl4-s8 0.91 instead of 0.78, int4 0.94 either way; on Zen 4, int6 0.50 instead of 0.75, int4 0.80
+ *                  instead of 0.95. LOADS_FAR on Intel's CPUs. The same on Emerald Rapids: int4 0.95 instead of 0.85, int6 0.96
+ *                  instead of 0.85, nl4-s8 0.94 instead of 0.82, bf16 0.95 instead of 0.83; on avx2 int4 0.81 instead of 0.78,
+ *                  int6 0.80 instead of 0.72; on Zen 4 it gained nothing.
  *   near           Zen 5 and later: 6 / 8 / 12 / 16 tokens 0.66 / 0.59 / 0.69 / 0.71 instead of 0.65 / 0.43 / 0.50 / 0.69. It
  *                  was not measured elsewhere.
- *   stream_int4    4 on Zen 5 and later, else 2. Int4, 3 / 4 tokens, on Zen 5 at 48 GB/s: 0.92 / 0.93 instead of 0.80 / 0.83,
- *                  at 75 GB/s 0.79 / 0.71 instead of 0.71 / 0.72; 6 tokens 0.60 to 0.83 either way.
- *   stream_int8    8 on Zen 5 and later, else 6. Int8, 8 tokens, on Zen 5: 0.93 instead of 0.79 to 0.87.
+ *   stream_int4    4 on Zen 5 and later and on Intel's CPUs, else 2. Int4, 3 / 4 tokens, on Zen 5 at 48 GB/s: 0.92 / 0.93 instead of 0.80 / 0.83,
+ *                  at 75 GB/s 0.79 / 0.71 instead of 0.71 / 0.72; 6 tokens 0.60 to 0.83 either way. On Emerald Rapids 0.86 / 0.85
+ *                  instead of 0.75 / 0.71.
+ *   stream_int8    8 on Zen 5 and later and on Intel's CPUs, else 6. Int8, 8 tokens, on Zen 5: 0.93 instead of 0.79 to 0.87,
+ *                  on Emerald Rapids 0.91 instead of 0.73.
  *   blocks_book4   not on AMD's CPUs. nl4-s8, 16 / 32 / 64 tokens, parts of the int8 peak, on Zen 5: 0.46 / 0.52 / 0.55 with
  *                  blocks, 0.58 / 0.63 / 0.65 without; on Sapphire Rapids 0.52 and 0.44 for many tokens. */
 cpu_tuning cpu_tuned(void);

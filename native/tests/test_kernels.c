@@ -137,6 +137,7 @@ static int64_t check_product(const kt_kernels *kernels, const problem *p, enum k
     int plain = how == PLAIN;
     int64_t y_stride = p->n + 3, panels = (p->n + 15) / 16, broken = 0;
     int32_t x_rows[MAX_TOKENS], y_rows[MAX_TOKENS];
+    static const load_kind loads[N_ARRANGEMENTS] = {LOADS_NEAR, LOADS_FAR, LOADS_IN_ORDER};
     float gate[MAX_TOKENS];
     float *y = allocate((size_t)(2 * MAX_TOKENS * y_stride) * sizeof *y);
     void *scratch = allocate(kernels->product_scratch_bytes(p->format, p->k));
@@ -152,7 +153,7 @@ static int64_t check_product(const kt_kernels *kernels, const problem *p, enum k
                  .x_stride = kind == BF16 ? p->x8.stride : p->k, .y = y, .y_stride = y_stride,
                  .x_rows = plain ? NULL : x_rows, .y_rows = plain ? NULL : y_rows,
                  .y_gate = how == ADDED ? gate : NULL, .bias = plain ? NULL : p->bias, .scratch = scratch,
-                 .tuning = {.ahead = 2048, .in_order = how == ADDED, .near = how == ADDED, .stream_int4 = how == ADDED ? 4 : 2,
+                 .tuning = {.ahead = 2048, .loads = loads[how], .near = how == ADDED, .stream_int4 = how == ADDED ? 4 : 2,
                             .stream_int8 = how == ADDED ? 8 : 6, .blocks_book4 = how != SPREAD}};
     int64_t cuts[3] = {0, panels > 1 ? panels - (panels > 3 ? 2 : 1) : 0, panels};
     for (int i = 0; i < 2; i++) {

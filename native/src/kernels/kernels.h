@@ -28,10 +28,17 @@ typedef struct act8 {
     int64_t stride;         /* k' : multiple of 128 */
 } act8;
 
+/* How streams load the lines of a step; a row has those up to its STREAM_LOADS. */
+typedef enum load_kind {
+    LOADS_NEAR,         /* each where it is used, while one further ahead is fetched into L1 */
+    LOADS_FAR,          /* the same, and one that is still further ahead is fetched into L2 */
+    LOADS_IN_ORDER,     /* of one or two tokens and 4 or 6 bits, all before one is used; else LOADS_NEAR */
+} load_kind;
+
 /* What suits a CPU among ways that compute the same bits: cpu_tuned. */
 typedef struct cpu_tuning {
     int64_t ahead;              /* bytes of weights that streams fetch ahead of those that they read */
-    int in_order;               /* streams of one or two tokens load all lines of a step before they use the first */
+    load_kind loads;
     int near;                   /* tiles fetch the panels that come next into L1, not L2 */
     int stream_int4;            /* most tokens of a stream of 4 linear bits, and of 8 bits, where a row has no fewer: */
     int stream_int8;            /* STREAM_MOST_* */

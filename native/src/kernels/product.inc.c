@@ -77,6 +77,17 @@ INLINE int64_t row_of(const int32_t *rows, int64_t t)
     return rows ? rows[t] : t;
 }
 
+/* What LOADS_FAR fetches into L2 lies so many bytes behind what it fetches into L1. */
+enum { FAR = 64 * 64 };
+
+/* Fetch a line that a stream needs soon, and one that it needs later. */
+INLINE void fetch_line(load_kind loads, const uint8_t *line)
+{
+    if (loads == LOADS_FAR)
+        prefetch_l2(line + FAR);
+    prefetch(line);
+}
+
 /* Fetch a line that a tile needs when it comes to the next panels. */
 INLINE void prefetch_next(const product *p, const void *line)
 {
@@ -95,7 +106,8 @@ INLINE const uint8_t *panels_after(const product *p, int64_t panel)
 /* The beginning of what comes next: from there on the stream fetches ahead itself. */
 INLINE void fetch_next(const product *p)
 {
-    for (int64_t i = 0; p->next && i < p->tuning.ahead; i += 64)
+    int64_t end = p->tuning.ahead + (p->tuning.loads == LOADS_FAR ? FAR : 0);
+    for (int64_t i = 0; p->next && i < end; i += 64)
         prefetch_l2(p->next + i);
 }
 

@@ -32,7 +32,7 @@ INLINE void tile_bf16(const product *p, int64_t panel, int panels, int64_t t, in
             for (int q = 0; q < panels; q++)
                 pair[q] = vi_load(w + (size_t)q * p->panel_bytes + 64 * line);
             if (panels == 1)
-                prefetch(w + 64 * line + p->tuning.ahead);
+                fetch_line(p->tuning.loads, w + 64 * line + p->tuning.ahead);
             for (int i = 0; i < tokens; i++) {
                 vx two = vx_load(x[i] + 2 * line);
                 for (int q = 0; q < panels; q++)

@@ -27,33 +27,33 @@ INLINE void load_lines(int lines, const uint8_t *step, const uint8_t *ahead, vb 
 /* Line `line` (of 8) of such a step, loaded where it is used; of 6 bits, where the first 8 are there, at each even one that
  * with the upper bits of two. What lies ahead is fetched in its order all the same. One token of int6 on Zen 4: 0.75 of
  * the read loop; with each line where it is used 0.61, and 0.50 with all 12 and what they fetch at once. */
-INLINE void load_line(code_kind kind, const uint8_t *step, const uint8_t *ahead, vb *raw, int line)
+INLINE void load_line(code_kind kind, load_kind loads, const uint8_t *step, const uint8_t *ahead, vb *raw, int line)
 {
     int at = kind == CODES_LINEAR6 ? 3 * line / 2 : line, two = 8 + line / 2;
     if (kind != CODES_LINEAR6)
         raw[line] = vb_load(step + 64 * line);
     else if (line % 2 == 0)
         raw[two] = vb_load_now(step + 64 * two);
-    prefetch(ahead + 64 * at);
+    fetch_line(loads, ahead + 64 * at);
     if (kind == CODES_LINEAR6 && line % 2)
-        prefetch(ahead + 64 * (at + 1));
+        fetch_line(loads, ahead + 64 * (at + 1));
 }
 
 /* Sums of one step: lo[i] += columns 0..31 of token i, hi[i] += columns 32..63. Meanwhile what lies
  * `ahead` is fetched, a line for each line. */
-INLINE void dot_step(code_kind kind, int in_order, int tokens, const uint8_t *step, const uint8_t *ahead, vb table,
+INLINE void dot_step(code_kind kind, load_kind loads, int tokens, const uint8_t *step, const uint8_t *ahead, vb table,
                      const int8_t *const *x, int64_t column, vi (*lo)[CHAINS_INT8], vi (*hi)[CHAINS_INT8])
 {
     int chains = tokens <= CHAINED ? CHAINS_INT8 : 1;
     vb raw[12];
-    if (kind != CODES_INT8 && in_order)
+    if (kind != CODES_INT8 && loads == LOADS_IN_ORDER)
         load_lines(kind == CODES_LINEAR6 ? 12 : 8, step, ahead, raw);
     else if (kind == CODES_LINEAR6)
         load_lines(8, step, NULL, raw);
 #pragma GCC unroll 8
     for (int line = 0; kind != CODES_INT8 && line < 8; line++) {
-        if (!in_order)
-            load_line(kind, step, ahead, raw, line);
+        if (loads != LOADS_IN_ORDER)
+            load_line(kind, loads, step, ahead, raw, line);
         vb two = kind == CODES_LINEAR6 ? raw[8 + line / 2] : raw[line];
         vb low = line_low(kind, raw[line], table, two, line), high = line_high(kind, raw[line], table, two, line);
         for (int i = 0; i < tokens; i++) {
@@ -65,7 +65,7 @@ INLINE void dot_step(code_kind kind, int in_order, int tokens, const uint8_t *st
     for (int line = 0; kind == CODES_INT8 && line < 16; line++) {
         vi (*sum)[CHAINS_INT8] = line < 8 ? lo : hi;
         vb codes = vb_int8(vb_load(step + 64 * line));
-        prefetch(ahead + 64 * line);
+        fetch_line(loads, ahead + 64 * line);
         for (int i = 0; i < tokens; i++)
             sum[i][line % chains] = vi_dot_at(sum[i][line % chains], codes, x[i] + column + 4 * line);
     }
@@ -99,7 +99,7 @@ INLINE void take_part(part_kind kind, stream_tokens *t, int tokens, int64_t part
 }
 
 /* The codes of one panel at w. */
-INLINE void sum_parts(const product *p, const layout *l, code_kind kind, int in_order, part_kind parts,
+INLINE void sum_parts(const product *p, const layout *l, code_kind kind, load_kind loads, part_kind parts,
                       const uint8_t *w, stream_tokens *t, int tokens)
 {
     int64_t steps = l->k_padded / 64, per_part = parts == WHOLE_ROW ? steps : 1;
@@ -116,7 +116,7 @@ INLINE void sum_parts(const product *p, const layout *l, code_kind kind, int in_
         }
         for (int64_t end = s + per_part; s < end; s++) {
             const uint8_t *step = w + (size_t)s * l->step_bytes;
-            dot_step(kind, in_order, tokens, step, step + p->tuning.ahead, table, t->x, 64 * s, lo, hi);
+            dot_step(kind, loads, tokens, step, step + p->tuning.ahead, table, t->x, 64 * s, lo, hi);
         }
         for (int i = 0; i < tokens; i++) {
             high[i] = total_of(hi[i], tokens);
@@ -138,11 +138,11 @@ INLINE void scale_later(const product *p, const layout *l, part_kind kind, int i
         acc[i] = kind == PARTS_OF_ROW ? vf_mul(t->acc[i], load_scales(p->format->scale, t->scales, 0)) : vf_set1(0.0f);
     int64_t width = part_columns(p, l), row = 16 * (int64_t)scale_bytes(p->format->scale);
     if (kind == PARTS_OF_ROW)
-        prefetch(t->scales + p->tuning.ahead);
+        fetch_line(p->tuning.loads, t->scales + p->tuning.ahead);
     for (int64_t part = 0; kind != PARTS_OF_ROW && part < l->k_padded / width; part++) {
         int64_t group = is_e4m3 ? part : group_of_part(p->format, part), at = group * row;
         if (at % 64 == 0)
-            prefetch(t->scales + at + p->tuning.ahead);
+            fetch_line(p->tuning.loads, t->scales + at + p->tuning.ahead);
         vf scale = is_e4m3 ? load_e4m3(t->scales, group, rows) : load_scales(p->format->scale, t->scales, group);
         for (int i = 0; i < tokens; i++) {
             vi sum = vi_load(t->later + LANES * (part * tokens + i));
@@ -167,10 +167,13 @@ INLINE void stream_panel(const product *p, const layout *l, const int8_scratch *
         t.acc[i] = vf_set1(0.0f);
         t.start[i] = scratch->start + token * (l->k_padded / part_columns(p, l));
     }
-    if (STREAMS_IN_ORDER && tokens <= CHAINED && kind != CODES_INT8 && p->tuning.in_order)
-        sum_parts(p, l, kind, 1, parts, w, &t, tokens);
+    load_kind loads = p->tuning.loads;
+    if (STREAM_LOADS >= LOADS_IN_ORDER && loads == LOADS_IN_ORDER && tokens <= CHAINED && kind != CODES_INT8)
+        sum_parts(p, l, kind, LOADS_IN_ORDER, parts, w, &t, tokens);
+    else if (STREAM_LOADS >= LOADS_FAR && loads == LOADS_FAR)
+        sum_parts(p, l, kind, LOADS_FAR, parts, w, &t, tokens);
     else
-        sum_parts(p, l, kind, 0, parts, w, &t, tokens);
+        sum_parts(p, l, kind, LOADS_NEAR, parts, w, &t, tokens);
     if (parts == PARTS_32 && p->format->scale == KT_SCALE_E4M3)
         scale_later(p, l, parts, 1, panel, &t, tokens);
     else

@@ -28,7 +28,7 @@
  *   vi_dot vi_dot_at (x in memory) DOT_BIAS_* DOT_LINEAR4 GEMV_TOKENS GEMM_*  see product_int8.inc.c
  *   short_dot short_total   the same for codes 0..15, in a form that holds SHORT_SUMS of them (0: any number); of
  *                       codes 0..63 SHORT_SUMS_6
- *   STREAMS_IN_ORDER    whether streams may load all lines of a step first, where cpu_tuning says so
+ *   STREAM_LOADS        the greatest load_kind that streams have, where cpu_tuning says so
  *   BLOCKS_BOOK4 BLOCKS_LINEAR6     whether block_int8.inc.c is faster for such codes
  *   vf_dot_bf16         acc + products of pairs, the odd one first: fma(even, even, fma(odd, odd, acc)), as
  *                       the instruction has it (found by trial on Zen 4); it flushes subnormals     vx_load
