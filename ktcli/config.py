@@ -209,7 +209,7 @@ def cache_bytes() -> int | None:
     """Returns the maximum number of bytes that KV pages on disk may take; 0: none are stored; None: it is not set.
 
     Raises:
-        UsageError: it is no size.
+        UsageError: the setting is not a valid size.
     """
     found: int | None = value("cache")
     return found

@@ -280,7 +280,8 @@ def _seal(document: Mapping[str, Any], data: bytes) -> Seal:
 
 
 def parse_record(row: object) -> FileRecord:
-    """Returns the record of one file (name, size, hash, errors) from its JSON object in a manifest.
+    """Returns the record of one file (name, size, hash, and the rounding errors of its tensors) from its JSON object in
+    a manifest.
 
     Raises:
         ValueError: a field is missing or invalid.

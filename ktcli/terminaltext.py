@@ -47,10 +47,10 @@ def table(
     right: Sequence[int] = (),
     width: int | None = None,
 ) -> str:
-    """Returns rows as text in aligned columns, two spaces apart, without rules; `right` lists right-aligned columns.
-    Empty without rows and `head`.
+    """Returns the rows as lines of text in columns that are two spaces apart; "" without rows and `head`.
 
     Args:
+        right: the indices of the right-aligned columns.
         width: the columns of the terminal: cells of the last column are broken between words, or stand below their row
             if little room is left for them; if the other columns alone are too wide, rows continue on further lines.
             None: nothing is broken.

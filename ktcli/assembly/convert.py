@@ -42,8 +42,8 @@ def _config(entry: Entry) -> Mapping[str, Any]:
 
 
 def recipe_named(entry: Entry, formats: str) -> Recipe:
-    """Returns the recipe (number formats) that "<experts>-<dense>" names; where one or both names are missing,
-    `recipe_for` chooses.
+    """Returns the recipe (number formats) that `formats`, "<experts>-<dense>", names; where one or both names are
+    missing, `recipe_for` chooses.
     """
     experts, dense = split_pair(formats)
     return recipe_for(entry, experts or None, dense or None)

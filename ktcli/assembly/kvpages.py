@@ -48,7 +48,7 @@ def cache_quota() -> int:
     """Returns the most bytes of KV pages that may be stored in the library on disk; 0: none are stored.
 
     Raises:
-        UsageError: KT_CACHE is no size.
+        UsageError: KT_CACHE is not a valid size.
     """
     return PageFolder.of_library().quota(config.cache_bytes())
 

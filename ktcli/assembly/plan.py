@@ -43,13 +43,14 @@ def plan_ahead(model: Model, recipe: Recipe, wanted: Wanted, listener: Listener 
 
 
 def host_described(wanted: Wanted, described: Path | None = None) -> Host:
-    """Returns the facts that the planner uses of this machine, or of the one that a file describes, for plans that are
-    only shown.
+    """Returns what the planner needs to know of this machine, or of the one that `described` describes, for plans that
+    are only shown.
 
     Args:
-        described: the file; None: this machine.
+        described: a machine file, or text as `read_machine` reads it; None: this machine.
     Raises:
-        UsageError, NotFound: there is no such file, or what is asked for is not of this machine.
+        NotFound: there is no such file.
+        UsageError: it describes no machine, or the machine does not have what is asked for.
     """
     if described is None:
         return host_for(machine_here(), wanted, torch=torch_installed())

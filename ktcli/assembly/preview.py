@@ -156,7 +156,7 @@ def fetch_headers(
     watcher: Watcher,
 ) -> None:
     """Downloads the first bytes of every safetensors file among `files` into `folder`: at least its whole header,
-    unless that is longer than kt reads.
+    unless that is longer than MAX_HEADER_BYTES.
     """
     weights = [file for file in files if file.name.endswith(WEIGHTS)]
     fetch_beginnings(client, snapshot, dict.fromkeys(weights, _FIRST_BYTES), folder, watcher)

@@ -80,8 +80,8 @@ class Surveyed:
 
     @property
     def missing_bytes(self) -> int:
-        """The bytes of main memory that the machine lacks for the model, in all or on the NUMA node that lacks most; 0
-        if the model fits or has no plan.
+        """The bytes of main memory that the machine lacks for the model: the larger of what is lacking in total and on
+        the NUMA node that lacks most; 0 if the model fits or has no plan.
         """
         if self.plan is None or self.fits:
             return 0
@@ -103,8 +103,8 @@ class Surveyed:
     def rank(self) -> tuple[int, float, float]:
         """The sort key of surveyed models, the best first: (class, figure, figure).
 
-        Class 0: decodes at least READING_TOK_S tokens per second, the newest first, then the largest; 1: slower, the
-        fastest first; 2: does not fit, the fewest missing bytes first; 3: has no plan.
+        Class 0: decodes at least READING_TOK_S tokens per second; minus the release month (202501), minus the
+        parameters. 1: slower; minus tokens per second, 0. 2: does not fit; missing bytes, 0. 3: has no plan; 0, 0.
         """
         if self.plan is None:
             return 3, 0.0, 0.0

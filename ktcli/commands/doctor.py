@@ -267,8 +267,8 @@ def record_machine(machine: Machine, path: Path) -> None:
 
 
 def write_report(found: Mapping[str, Any], path: Path) -> None:
-    """Writes the output of `kt doctor --json` and the versions of Python and the system to a file for a bug report,
-    without names, folders and tokens.
+    """Writes a bug report to a file: `found`, the output of `kt doctor --json`, and the versions of Python and the
+    system, without names, folders and tokens.
 
     Raises:
         UsageError: the file cannot be written.

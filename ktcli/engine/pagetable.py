@@ -163,8 +163,8 @@ class PageTable:
     # -- going elsewhere -------------------------------------------------------------------------------
 
     def reachable(self, position: int, keys: Numbers[bytes]) -> int:
-        """Returns the last position, up to `position`, at which the sequence could continue: each page that a token
-        there reads is held, or can be found in the pool.
+        """Returns the last position, at most `position`, at which the sequence could continue: each page that a token
+        there reads is held or can be found in the pool. 0: only from the start.
 
         Args:
             keys: the content addresses of the full pages of the sequence.

@@ -131,7 +131,7 @@ class StatePool:
         return self._spare.get(slot) == ticket
 
     def back(self, slot: int, ticket: int) -> bool:
-        """Takes a reference again to a slot that `spare` gave up, if it still contains the state of this ticket;
+        """Retakes a reference to a slot that `spare` gave up, if the slot still contains the state of this ticket;
         returns whether it does.
         """
         if not self.has(slot, ticket):

@@ -56,8 +56,8 @@ def _shuffled(count: int, seed: int, epoch: int) -> tuple[int, ...]:
 def units_of(
     lengths: Sequence[int], numbers: Sequence[int], cutoff: int, *, packs: bool
 ) -> tuple[Unit, ...]:
-    """Returns the trained samples as units that count as one document each: tuples of sample indices. A unit has one
-    sample or, if `packs`, as many consecutive ones as fit into `cutoff` tokens.
+    """Returns the trained samples as units, of which an optimizer step has a given number: tuples of sample indices. A
+    unit has one sample or, if `packs`, as many consecutive ones as fit into `cutoff` tokens.
 
     Args:
         lengths: the tokens of each sample.

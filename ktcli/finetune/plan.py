@@ -239,21 +239,20 @@ def plan_run(
 
 
 def most_tokens(data: TrainingSplit) -> int:
-    """Returns the most tokens of an optimizer step: the sum over as many of the longest documents as it has."""
+    """Returns the most tokens of an optimizer step: the sum over as many of the longest units (samples, or packed rows
+    of samples) as it has."""
     lengths = [len(each.ids) for each in data.read.samples]
     units = sorted((sum(lengths[n] for n in unit) for unit in data.order.units), reverse=True)
     return sum(units[: data.order.per_step])
 
 
 def evaluation_size(settings: FinetuneSettings) -> int:
-    """Returns the number of held-out documents whose loss is computed together: at most the documents of an optimizer
-    step.
-    """
+    """Returns the number of held-out samples whose loss is computed together: at most the units of a step."""
     return min(settings.per_device_eval_batch_size, settings.documents)
 
 
 def most_evaluated(data: TrainingSplit, settings: FinetuneSettings) -> int:
-    """Returns the most tokens of held-out documents whose loss is computed together; 0 if there are none."""
+    """Returns the most tokens of held-out samples whose loss is computed together; 0 if there are none."""
     lengths, size = [len(each.ids) for each in data.evaluated], evaluation_size(settings)
     return max(
         (sum(lengths[first : first + size]) for first in range(0, len(lengths), size)), default=0
@@ -408,8 +407,9 @@ def _advice(about: PlannedModel, settings: FinetuneSettings, tokens: int) -> str
 
 
 def order_of(read: SampleSet, settings: FinetuneSettings, numbers: Sequence[int]) -> StepOrder:
-    """Returns the documents of each optimizer step, made of the samples with these indices, separate or packed as the
-    settings say.
+    """Returns the order of training on the samples with the indices `numbers`: units of one sample or, if the settings
+    say so, of several packed together; each optimizer step gets as many units as the settings say, shuffled anew each
+    epoch.
     """
     lengths = [len(each.ids) for each in read.samples]
     units = units_of(lengths, numbers, settings.cutoff_len, packs=settings.packs)

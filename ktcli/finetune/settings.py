@@ -132,7 +132,7 @@ class FinetuneSettings:
 
     @property
     def documents(self) -> int:
-        """The number of documents (if packed, of packed rows of documents) in an optimizer step."""
+        """The number of samples (if packed, of packed rows of samples) in an optimizer step."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
 
     @property

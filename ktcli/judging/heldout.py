@@ -57,7 +57,7 @@ class HeldOutData:
 
     @property
     def trained_tokens(self) -> int:
-        """The number of predictions of trained tokens in all samples."""
+        """The number of trained tokens in all samples whose predictions are counted."""
         return sum(int(mask.sum()) for _, mask in self.windows)
 
 

@@ -40,8 +40,8 @@ class Compressor:
 
     @cached_property
     def projection(self) -> Tensor:
-        """The stacked projection [2 * columns, hidden] of the input to the rows that are pooled, then to their scores;
-        kept in bf16, as published."""
+        """The weight [2 * columns, hidden] of the stacked projection of the input to the rows that are pooled, then to
+        their scores; kept in bf16, as published."""
         shape = (self.shape.columns, self.hidden)
         pieces = (Stored(f"{self.source}.{of}.weight", shape) for of in ("wkv", "wgate"))
         name = f"{self.name}.projection"
@@ -106,13 +106,13 @@ class WindowIndexer(StoredPart):
 
     @cached_property
     def queries(self) -> Tensor:
-        """The projection [heads * dim, q_lora] of the query latent to the index queries."""
+        """The weight [heads * dim, q_lora] of the projection of the query latent to the index queries."""
         return self._matrix("index_q", self.q_lora, ("wq_b", self.shape.heads * self.shape.dim))
 
     @cached_property
     def weights(self) -> Tensor:
-        """The projection [heads, hidden] of the input to one weight for each index head; stored unquantized, like a
-        router."""
+        """The weight [heads, hidden] of the projection of the input to one weight for each index head; stored
+        unquantized, like a router."""
         stored = Stored(f"{self.source}.weights_proj.weight", (self.shape.heads, self.hidden))
         name = self._named("index_weights")
         return kept_whole(name, stored, layer=self.layer, part=ModelPart.INDEXER)
@@ -179,18 +179,18 @@ class CompressedAttention(StoredPart):
 
     @cached_property
     def qkv_a(self) -> Tensor:
-        """The stacked projection [q_lora + dim, hidden] of the input to the query latent (q_lora rows), then to the key
-        (dim rows)."""
+        """The weight [q_lora + dim, hidden] of the stacked projection of the input to the query latent (q_lora rows),
+        then to the key (dim rows)."""
         return self._matrix("qkv_a", self.hidden, ("wq_a", self.q_lora), ("wkv", self.shape.dim))
 
     @cached_property
     def q_b(self) -> Tensor:
-        """The projection [heads * dim, q_lora] of the query latent to the queries of all heads."""
+        """The weight [heads * dim, q_lora] of the projection of the query latent to the queries of all heads."""
         return self._matrix("q_b", self.q_lora, ("wq_b", self._width))
 
     @cached_property
     def o_a(self) -> tuple[Tensor, ...]:
-        """The first output projection: for each group of heads a matrix [o_lora, heads * dim / groups]."""
+        """The weights of the first output projection: one [o_lora, heads * dim / groups] per group of heads."""
         shape = (self.groups * self.o_lora, self._width // self.groups)
         whole_one = Stored(f"{self.source}.wo_a.weight", shape, count=self.o_lora)
         made = self._matrix("o_a", shape[1], ("wo_a", self.o_lora))
@@ -205,7 +205,7 @@ class CompressedAttention(StoredPart):
 
     @cached_property
     def o_b(self) -> Tensor:
-        """The second output projection, [hidden, groups * o_lora]."""
+        """The weight of the second output projection, [hidden, groups * o_lora]."""
         return self._matrix("o_b", self.groups * self.o_lora, ("wo_b", self.hidden))
 
     @cached_property

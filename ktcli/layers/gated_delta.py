@@ -44,8 +44,8 @@ class GatedDeltaNet(LinearPart):
 
     @cached_property
     def qkvz(self) -> Tensor:
-        """The stacked projection [2 * key_heads * dk + 2 * heads * dv, hidden] of the input to q, k, v and z, the gate
-        of the norm, each for all heads; dk and dv are the columns of a key head and of a value head."""
+        """The weight [2 * key_heads * dk + 2 * heads * dv, hidden] of the stacked projection of the input to q, k, v
+        and z, the gate of the norm, each for all heads; dk and dv are the columns of a key head and of a value head."""
         s, (keys, _, values) = self.shape, self.shape.columns
         if self.by_head:
             each = s.heads // s.key_heads * s.dv
@@ -56,8 +56,8 @@ class GatedDeltaNet(LinearPart):
 
     @cached_property
     def gates(self) -> Tensor:
-        """The stacked projection [2 * heads, hidden] of the input to each head's learning rate, then to each head's
-        decay; kept in bf16, as errors add up over the tokens."""
+        """The weight [2 * heads, hidden] of the stacked projection of the input to each head's learning rate, then to
+        each head's decay; kept in bf16, as errors add up over the tokens."""
         s = self.shape
         if self.by_head:
             each = s.heads // s.key_heads
@@ -86,7 +86,7 @@ class GatedDeltaNet(LinearPart):
 
     @cached_property
     def o(self) -> Tensor:
-        """The output projection, [hidden, heads * dv]."""
+        """The weight of the output projection, [hidden, heads * dv]."""
         return self._matrix("o", self.shape.columns[2], ("out_proj", self.hidden))
 
     @property

@@ -124,8 +124,8 @@ class GroupedQueryAttention(StoredPart):
 
     @cached_property
     def qkv(self) -> Tensor:
-        """The stacked projection [rows, hidden] of the input to q, k and v and, where there are any, to index queries,
-        the index key and the gates, in this order."""
+        """The weight [rows, hidden] of the stacked projection of the input to q, k and v and, where there are any, to
+        index queries, the index key and the gates, in this order."""
         pieces = self._projections("weight")
         index = self.indexer.projections if self.indexer else ()
         own = isinstance(self.gates, OwnGates) and f"{self.gates.source}.weight"
@@ -162,7 +162,7 @@ class GroupedQueryAttention(StoredPart):
 
     @cached_property
     def o(self) -> Tensor:
-        """The output projection, [hidden, heads * value_dim]."""
+        """The weight of the output projection, [hidden, heads * value_dim]."""
         width = self.shape.heads * self.shape.value_dim
         return self._matrix("o", width, (self.projections.o, self.hidden))
 

@@ -56,8 +56,8 @@ class Indexer(StoredPart):
 
     @cached_property
     def weights(self) -> Tensor:
-        """The projection of the input to one weight for each index head, [heads, hidden], followed, if keys are pooled,
-        by that to their pooling scores, [dim, hidden]; stored unquantized, like a router."""
+        """The weight of the projection of the input to one weight for each index head, [heads, hidden], followed, if
+        keys are pooled, by that to their pooling scores, [dim, hidden]; stored unquantized, like a router."""
         sizes = {"weights_proj.weight": self.shape.heads}
         if self.pool:
             sizes["index_kpool_compress_gate"] = self.shape.dim

@@ -50,23 +50,23 @@ class KimiDelta(LinearPart):
 
     @cached_property
     def qkvg(self) -> Tensor:
-        """The stacked projection [rows, hidden] of the input to q, k and v, each for all heads, then to the gate of the
-        norm: if `direct`, to the gate itself, otherwise to its dk low-rank columns."""
+        """The weight [rows, hidden] of the stacked projection of the input to q, k and v, each for all heads, then to
+        the gate of the norm: if `direct`, to the gate itself, otherwise to its dk low-rank columns."""
         qkv = zip(("q_proj", "k_proj", "v_proj"), self.shape.columns, strict=True)
         return self._matrix("qkvg", self.hidden, *qkv, self._entering[0])
 
     @cached_property
     def gates(self) -> Tensor:
-        """The stacked projection [rows, hidden] of the input to each head's learning rate, then to the decay: if
-        `direct`, to the decay itself, otherwise to its dk low-rank columns. Kept in bf16, as errors add up over the
-        tokens."""
+        """The weight [rows, hidden] of the stacked projection of the input to each head's learning rate, then to the
+        decay: if `direct`, to the decay itself, otherwise to its dk low-rank columns. Kept in bf16, as errors add up
+        over the tokens."""
         pieces = ("b_proj", self.shape.heads), self._entering[1]
         return self._matrix("gates", self.hidden, *pieces, role=Role.KEPT)
 
     @cached_property
     def decay(self) -> Tensor | None:
-        """The second projection [decays, dk] of the low-rank decay, to one row for each channel that decays; None:
-        `gates` projects to the decay itself."""
+        """The weight [decays, dk] of the second projection of the low-rank decay, to one row for each channel that
+        decays; None: `gates` projects to the decay itself."""
         if self.direct:
             return None
         s = self.shape
@@ -74,15 +74,16 @@ class KimiDelta(LinearPart):
 
     @cached_property
     def gate(self) -> Tensor | None:
-        """The second projection [heads * dv, dk] of the low-rank gate of the norm; None: `qkvg` projects to the gate
-        itself."""
+        """The weight [heads * dv, dk] of the second projection of the low-rank gate of the norm; None: `qkvg` projects
+        to the gate itself."""
         if self.direct:
             return None
         return self._matrix("gate", self.shape.dk, ("g_b_proj", self.shape.columns[2]))
 
     @cached_property
     def o(self) -> Tensor:
-        """The output projection [hidden, heads * dv], which is read under whichever of its names the checkpoint has."""
+        """The weight [hidden, heads * dv] of the output projection, which is read under whichever of its names the
+        checkpoint has."""
         columns = self.shape.columns[2]
         ways = [self._matrix("o", columns, (name, self.hidden)) for name in self.o_names]
         return replace(ways[0], sources=tuple(pieces for way in ways for pieces in way.sources))

@@ -90,9 +90,9 @@ class LatentAttention(StoredPart):
 
     @cached_property
     def qkv_a(self) -> Tensor:
-        """The stacked projection [rows, hidden] of the input, in this order, to the query latent (twice, if `raw`) or,
-        without one, the queries; the index key; the KV latent; and the gates. Index key and gates only where there are
-        any."""
+        """The weight [rows, hidden] of the stacked projection of the input, in this order, to the query latent (twice,
+        if `raw`) or, without one, the queries; the index key; the KV latent; and the gates. Index key and gates only
+        where there are any."""
         return self._matrix("qkv_a", self.hidden, *self._a_pieces)
 
     @cached_property
@@ -113,8 +113,9 @@ class LatentAttention(StoredPart):
 
     @cached_property
     def q_b(self) -> Tensor:
-        """The projection [rows, q_lora] of the normed query latent to the queries of all heads, then to the index
-        queries or gates, if any. If `raw`, [rows, 2 * q_lora]: it reads the latent both normed and as it is."""
+        """The weight [rows, q_lora] of the projection of the normed query latent to the queries of all heads, then to
+        the index queries or gates, if any. If `raw`, [rows, 2 * q_lora]: it reads the latent both normed and as it is.
+        """
         index = (("indexer.wq_b", self.indexer.width),) if self.indexer and not self.raw else ()
         gated = isinstance(self.gates, QueryGates)
         width = self._q_width + (self._gate_width if gated else 0)
@@ -132,8 +133,8 @@ class LatentAttention(StoredPart):
 
     @cached_property
     def index_q(self) -> Tensor | None:
-        """The projection [index heads * dim, q_lora] of the normed query latent to the index queries, apart from `q_b`
-        if `raw`; None: `q_b` contains it, or there is no indexer."""
+        """The weight [index heads * dim, q_lora] of the projection of the normed query latent to the index queries,
+        apart from `q_b` if `raw`; None: `q_b` contains it, or there is no indexer."""
         if not (self.indexer and self.raw):
             return None
         return self._matrix("index_q", self.q_lora, ("indexer.wq_b", self.indexer.width))
@@ -171,7 +172,7 @@ class LatentAttention(StoredPart):
 
     @cached_property
     def o(self) -> Tensor:
-        """The output projection, [hidden, heads * v]."""
+        """The weight of the output projection, [hidden, heads * v]."""
         return self._matrix("o", self.shape.heads * self.shape.v, (self.o_name, self.hidden))
 
     @cached_property

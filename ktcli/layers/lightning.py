@@ -54,15 +54,15 @@ class LightningAttention(LinearPart):
 
     @cached_property
     def qkvg(self) -> Tensor:
-        """The stacked projection [4 * heads * head_dim, hidden] of the input to q, k, v and the gate, each for all
-        heads."""
+        """The weight [4 * heads * head_dim, hidden] of the stacked projection of the input to q, k, v and the gate,
+        each for all heads."""
         qkv = Stored(f"{self.source}.qkv_proj.weight", (3 * self._inner, self.hidden))
         gate = Stored(f"{self.source}.output_gate.weight", (self._inner, self.hidden))
         return self._projection("qkvg", *chain(*by_head(qkv, *3 * [self.head_dim])), gate)
 
     @cached_property
     def o(self) -> Tensor:
-        """The output projection, [hidden, heads * head_dim]."""
+        """The weight of the output projection, [hidden, heads * head_dim]."""
         return self._matrix("o", self._inner, ("out_proj", self.hidden))
 
     @cached_property

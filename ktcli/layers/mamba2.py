@@ -51,22 +51,22 @@ class Mamba2(LinearPart):
 
     @cached_property
     def zxbc(self) -> Tensor:
-        """The stacked projection [rows, hidden] of the input to z, the gate of the norm, then to x, b and c, which the
-        convolution reads."""
+        """The weight [rows, hidden] of the stacked projection of the input to z, the gate of the norm, then to x, b and
+        c, which the convolution reads."""
         count = self._inner + sum(self._mixed)
         return self._projection("zxbc", self._entering(0, count))
 
     @cached_property
     def dt(self) -> Tensor:
-        """The projection [heads, hidden] of the input to each head's time step; kept in bf16, as errors add up over the
-        tokens."""
+        """The weight [heads, hidden] of the projection of the input to each head's time step; kept in bf16, as errors
+        add up over the tokens."""
         first = self._inner + sum(self._mixed)
         stored = self._entering(first, self.shape.heads)
         return self._projection("dt", stored, role=Role.KEPT)
 
     @cached_property
     def o(self) -> Tensor:
-        """The output projection, [hidden, heads * head_dim]."""
+        """The weight of the output projection, [hidden, heads * head_dim]."""
         return self._matrix("o", self._inner, ("out_proj", self.hidden))
 
     @cached_property

@@ -33,13 +33,13 @@ class ShortConv(LinearPart):
 
     @cached_property
     def entering(self) -> Tensor:
-        """The stacked projection [3 * hidden, hidden] of the input to b, c and x: the convolution reads b * x, and its
-        result is multiplied by c."""
+        """The weight [3 * hidden, hidden] of the stacked projection of the input to b, c and x: the convolution reads b
+        * x, and its result is multiplied by c."""
         return self._matrix("in", self.hidden, ("in_proj", 3 * self.hidden))
 
     @cached_property
     def o(self) -> Tensor:
-        """The output projection [hidden, hidden]."""
+        """The weight [hidden, hidden] of the output projection."""
         return self._matrix("o", self.hidden, ("out_proj", self.hidden))
 
     @cached_property

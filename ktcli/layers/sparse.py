@@ -145,8 +145,8 @@ class SparseMlp:
 
     @cached_property
     def latents(self) -> tuple[Tensor, Tensor] | None:
-        """Two projections, of the input to what the experts read, [latent, hidden], and of what they return back to
-        [hidden, latent]; None: experts read the input itself."""
+        """The weights of two projections, of the input to what the experts read, [latent, hidden], and of what they
+        return back to [hidden, latent]; None: experts read the input itself."""
         if not self.latent:
             return None
         names, shapes = self.names.latent, ((self.latent, self.hidden), (self.hidden, self.latent))

@@ -181,8 +181,7 @@ def look(cpu: Cpu, threads: int, isa: str | None = None) -> Choice:
 
 def tile_min(cpu: Cpu, threads: int, isa: str | None = None) -> TileMin | None:
     """Returns the fewest tokens per expert for which `threads` threads use AMX tiles instead of vectors, for int4, int8
-    and bf16 weights; they are measured and stored if they never were. None: there are no tiles, or they cannot be
-    measured; the library then has a default of its own.
+    and bf16 weights; measures and stores them the first time. None: there are no tiles, or they cannot be measured.
 
     Raises:
         UsageError: the value of KT_TILE_MIN is invalid.

@@ -80,8 +80,8 @@ class Spec:
 
     @property
     def window(self) -> int:
-        """The number of positions in the widest sliding window among layers whose KV cache is stored in window pages;
-        0: no layer has such pages.
+        """The number of positions in the widest sliding window among the layers with sliding-window pages, which a
+        sequence releases when the window has passed; 0: there are none.
         """
         return max((state.window for state in self.states if state.windowed), default=0)
 

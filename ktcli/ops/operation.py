@@ -112,8 +112,8 @@ class Operation:
 
     @property
     def cached(self) -> Cached:
-        """The elements and heads that the operation caches for each position in its layer's pages; none unless it has a
-        field of kind PAGES.
+        """The numbers of elements and heads that the operation caches for each position in its layer's pages; zeros and
+        empty tuples unless the operation has a field of kind PAGES.
         """
         return Cached(0, (), 0)
 
@@ -168,7 +168,8 @@ _LAYOUTS: dict[str, RowLayout] = {}
 
 
 def layout_of(row: type[Operation]) -> RowLayout:
-    """Returns the fields of an operation class grouped by kind: operands, weights, facts (constants) and so on."""
+    """Returns the fields of an operation class by kind: the names of operands and of special fields such as pages, the
+    kinds of weights, and getters of facts (constants)."""
     if row.name not in _LAYOUTS:
         _LAYOUTS[row.name] = _read_layout(row)
     return _LAYOUTS[row.name]

@@ -116,8 +116,9 @@ class Recorder(Backend):
         self._layer = layer
 
     def do(self, operation: Operation) -> Value:
-        """Checks and records one operation. Returns the views of its results, then the `Number` of each routing or
-        choice that it makes: a tuple if these are several, and the first operand if it makes neither.
+        """Checks and records one operation. Returns the views of its results, then a `Number` for each routing or
+        choice that it makes: the only one itself, several as a tuple. If there are none, returns the operation's first
+        operand.
         """
         choice = layout_of(type(operation)).choice
         if choice and getattr(operation, choice):

@@ -230,7 +230,7 @@ class Hybrid:
 
     @property
     def expert_s(self) -> list[float]:
-        """The predicted seconds of one expert for one token on the CPU (t_e), for each layer, L numbers."""
+        """For each layer, the predicted seconds that the CPU needs for one expert and one token."""
         unit, expert = self.stack.expert_unit, self.stack.expert
         cache: dict[tuple[float, float], float] = {}
         for size, ops in zip(expert.size_bytes.tolist(), expert.ops.tolist(), strict=True):

@@ -71,14 +71,12 @@ class Host:
 
     @property
     def spread_words(self) -> str:
-        """A phrase for the place of memory that all teams of threads share: "memory", or "nodes 0-1, interleaved"."""
+        """A phrase for where memory shared by all teams of threads lies: "memory", or "nodes 0-1, interleaved"."""
         return f"{node_words(self.nodes)}, interleaved" if self.nodes else "memory"
 
     @property
     def cut_words(self) -> str:
-        """A phrase for the place of weights that are cut between the teams of threads: "nodes 0-1, cut between 2
-        teams".
-        """
+        """A phrase for where weights cut between the teams of threads lie: "nodes 0-1, cut between 2 teams"."""
         return f"{node_words(self.nodes)}, cut between {len(self.teams)} teams"
 
     def on_one_team(self) -> Host:

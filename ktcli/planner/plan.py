@@ -116,13 +116,13 @@ class Speed:
         decode_s: Callable[[int], float],
         prefill_s: Callable[[int], float],
     ) -> Speed:
-        """Returns the predicted tokens per second with a context of `context` positions: decode at `early_position` and
-        at the full context, and prefill.
+        """Returns the predicted tokens per second: decode at `early_position` (EARLY_TOKENS, if the context is that
+        long) and at the end of a context of `context` positions, and prefill of one chunk of a prompt.
 
         Args:
             chunk: the most tokens of a chunk of a prompt.
-            decode_s: the seconds of a token at a position.
-            prefill_s: the seconds of a prompt of so many tokens.
+            decode_s: returns the seconds of one token at a position.
+            prefill_s: returns the seconds of a prompt of so many tokens.
         """
         tokens = min(chunk, context)
         return cls(

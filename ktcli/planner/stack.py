@@ -88,8 +88,8 @@ class ModelLoads:
         return read / self.layers, ops / self.layers
 
     def room(self, budget_bytes: int, layers: range | None = None) -> Room:
-        """Returns the memory that experts on the GPU may fill: `budget_bytes`, with the bytes of one expert for each
-        MoE layer among `layers` (None: for all MoE layers).
+        """Returns the memory that experts on the GPU may fill: the budget `budget_bytes`, the number of experts of a
+        layer, and the bytes of one expert of each MoE layer among `layers` (None: of each MoE layer).
         """
         moe = self.moe[self.routed(layers)] if layers is not None else self.moe
         sizes = tuple(int(size) for size in self.expert.size_bytes[moe])

@@ -79,7 +79,7 @@ def require_name(name: str) -> str:
 
 
 def require_free(name: str) -> None:
-    """Raises UsageError if an adapter in the library has this name, in upper or lower case.
+    """Raises UsageError if an adapter in the library has this name, ignoring case.
 
     Raises:
         UsageError: an adapter has this name.
@@ -102,7 +102,7 @@ def every() -> tuple[AdapterEntry, ...]:
 
 
 def find(name: str) -> AdapterEntry | None:
-    """Returns the library's adapter with this name, in upper or lower case; None: there is none."""
+    """Returns the library's adapter with this name, ignoring case; None: there is none."""
     if not places.is_name(name):
         return None
     return next((each for each in every() if each.name.lower() == name.lower()), None)

@@ -52,7 +52,7 @@ class Entry:
 
     @property
     def in_library(self) -> bool:
-        """Whether the entry is in a library, the user's own or a further one, so that its name finds it."""
+        """Whether the entry is in a library, the user's own or a further library, so that its name finds it."""
         return self.managed or self.shared is not None
 
     @property

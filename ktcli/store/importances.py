@@ -37,7 +37,7 @@ def path_of(model: str, identity: str) -> Path | None:
 
 
 def path_for(model: str, identity: str) -> Path | None:
-    """Returns the path of the existing file, in the user's own library or a further one, with the result of a
+    """Returns the path of the existing file, in the user's own library or a further library, with the result of a
     calibration (the importance of each column of the weights); None: there is none.
     """
     own = path_of(model, identity)
@@ -46,7 +46,7 @@ def path_for(model: str, identity: str) -> Path | None:
 
 def every(model: str) -> list[Path]:
     """Returns the paths of the files with the results of all calibrations of a model, those of the user's own library
-    first, then of further ones; in each the newest first.
+    first, then those of further libraries; in each the newest first.
     """
     found: list[Path] = []
     for folder in (_folder(), *(_folder(library) for library in config.libraries())):

@@ -31,8 +31,8 @@ from ktcli.store.scan import builtin_entry, entries_of, entry_at, local_entry
 
 
 def entries() -> tuple[Entry, ...]:
-    """Returns all checkpoints and conversions in the user's own library and the further ones, incomplete ones too, and
-    the built-in model, sorted by name.
+    """Returns all checkpoints and conversions in the user's own library and the further libraries, incomplete ones too,
+    and the built-in model, sorted by name.
     """
     found = [*entries_of(EntryKind.CHECKPOINT), *entries_of(EntryKind.PACK)]
     own = builtin_entry()

@@ -213,8 +213,9 @@ class PageFolder:
     def lock(
         self, wait_s: float = _LOCK_WAIT_S, *, frees: bool = False
     ) -> AbstractContextManager[None]:
-        """Returns the context manager that locks the folder while it is changed; `frees`: whether something is to be
-        removed.
+        """Returns a context manager that holds the folder's lock, which excludes other threads and processes. It raises
+        Busy if another still holds it after `wait_s` seconds. `frees`: the lock is held to free space, so that a full
+        disk is no error.
         """
         what = "removing KV pages" if frees else "writing KV pages"
         path = self.path / _LOCK

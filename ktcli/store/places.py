@@ -40,7 +40,7 @@ _FOLDERS = {f"{kind.value}s" for kind in EntryKind}
 
 def folder_of(kind: EntryKind, shared: Path | None = None) -> Path:
     """Returns the path of the folder that contains the entries of this kind (checkpoints or packs), in the user's own
-    library, or in the further one `shared`.
+    library, or in the further library `shared`.
     """
     return (shared or config.home()) / f"{kind.value}s"
 
@@ -70,7 +70,7 @@ def pack_path(name: str, experts: str, dense: str) -> Path:
 
 def lock_path(name: str, shared: Path | None = None) -> Path:
     """Returns the path of the lock file to hold while a model's files are changed, in the user's own library, or in the
-    further one `shared`.
+    further library `shared`.
     """
     return (shared or config.home()) / "locks" / f"{_one_folder(name)}.lock"
 
@@ -126,8 +126,8 @@ def is_name(text: str) -> bool:
 
 
 def is_taken(name: str) -> bool:
-    """Returns whether the user's own library or a further one has a checkpoint or a conversion with this name, in upper
-    or lower case; a conversion of a folder outside the library also counts under that folder's name.
+    """Returns whether the user's own library or a further library has a checkpoint or a conversion with this name,
+    ignoring case; a conversion of a folder outside the library also counts under that folder's name.
     """
     wanted = name.lower()
     for kind, library in product(EntryKind, (None, *config.libraries())):

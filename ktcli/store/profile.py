@@ -73,8 +73,8 @@ class ModelProfile:
         return _builtin_config(self.builtin) if self.builtin else self.table
 
     def fault(self, error: KtError) -> KtError:
-        """Returns the error to raise in place of `error`, which says that no model can be built from the profile: one
-        with the file, line and key if a user wrote the profile, else `error` itself.
+        """Returns the error to raise when no model can be built from the profile, as `error` says: if a user wrote the
+        profile, one that names the file, line and key, where they can be found; otherwise `error` itself.
         """
         if self.origin is None:
             return error

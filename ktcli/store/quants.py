@@ -57,7 +57,7 @@ def quants_of(snapshot: Snapshot) -> tuple[Quant, ...]:
 
 
 def quant_named(snapshot: Snapshot, name: str) -> Quant:
-    """Returns the quant (GGUF files of one precision) of a repository that is called `name`, in upper or lower case.
+    """Returns the quant (GGUF files of one precision) of a repository that is called `name`, ignoring case.
 
     Raises:
         NotFound: the repository has none; the hint names those that it has.

@@ -23,7 +23,7 @@ STATUSES = frozenset((429, 502, 503, 504))
 
 
 def silent(sentence: str) -> None:
-    """Does nothing with the sentence: with this listener nobody is told of retries."""
+    """Does nothing: the listener for callers who need not hear of retries."""
 
 
 def with_retries(

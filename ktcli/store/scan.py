@@ -65,8 +65,8 @@ def _entries_in(folder: Path, kind: EntryKind, shared: Path | None) -> Iterator[
 
 
 def entry_at(path: Path, kind: EntryKind, shared: Path | None = None) -> Entry:
-    """Returns the library entry of one folder, which lies in the user's own library, or in the further one `shared`; it
-    may be incomplete.
+    """Returns the library entry of one folder, which lies in the user's own library, or in the further library
+    `shared`; it may be incomplete.
     """
     found = _entry_at(path, kind, lock_path(path.name.partition("@")[0], shared))
     return replace(found, managed=False, shared=shared) if shared else found

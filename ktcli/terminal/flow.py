@@ -192,6 +192,6 @@ class PlainText:
             self._flow.put(more, self._style)
 
     def finish(self) -> bool:
-        """Draws the text that was held back; returns whether the last line on the terminal is not empty."""
+        """Draws the text that was held back; returns whether the last line on the terminal still has text on it."""
         self._flow.finish()
         return not self._flow.at_start

@@ -48,13 +48,13 @@ class UserOutput(Protocol):
     """The interface of the output to the user besides the answers of the model: notes, warnings, errors."""
 
     def note(self, text: str) -> None:
-        """Prints a note to the user."""
+        """Prints a note to the user, on standard error."""
 
     def warn(self, text: str) -> None:
-        """Prints a warning to the user; the chat goes on."""
+        """Prints a warning to the user, on standard error; the chat goes on."""
 
     def error(self, error: KtError) -> None:
-        """Prints an error to the user; the chat goes on."""
+        """Prints an error to the user, on standard error; the chat goes on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class Tokenizer:
         self.special_ids = frozenset(token.id for token in self.added if token.special)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the token ids of a text; added tokens in it are recognised, and none are put around it."""
+        """Returns the token ids of a text. Added tokens in it are recognised; no start or end tokens are added."""
         return self._read(lambda: self._codec.encode(without_surrogates(text)))
 
     def encode_marked(self, text: str, mark: str, control: frozenset[int]) -> list[int]:
@@ -214,8 +214,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """Returns the tokenizer of the model whose data files are in `folder`.
 
     Raises:
-        BadCheckpoint: the tokenizer is missing, empty, too large or malformed, or has a component that no published one
-            has.
+        BadCheckpoint: the tokenizer is missing, empty, too large or malformed, or has an unknown component.
     """
     whole, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
     ranks, pieces = tiktoken.find(folder), folder / sentencepiece.NAME

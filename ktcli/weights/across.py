@@ -73,8 +73,9 @@ class Across(ScalesNotKept):
         return [*found, *(rows_of(part, part.entry.size_bytes, 0, 1) for part in order)]
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
-        """Returns rows [span.start, span.stop) of a GPTQ or AWQ matrix, [rows, columns], as integer codes with f32
-        scales and zero points, from `raws`, the bytes of the ranges that `reads` returns."""
+        """Returns rows [span.start, span.stop) of a GPTQ or AWQ matrix, [rows, columns], as packed integer codes
+        (uint8) with f32 scales and zero points, [rows, groups of columns], from `raws`, the bytes of the ranges that
+        `reads` returns."""
         k, parts = span.source.columns, span.source.parts
         group = self.group or k
         groups = -(-k // group)

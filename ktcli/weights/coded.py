@@ -92,8 +92,8 @@ class Coded:
         return found
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
-        """Returns rows [span.start, span.stop) of a quantized tensor, [rows, columns], as codes with f32 block scales
-        and, if there are any, zero points, from `raws`, the bytes of the ranges that `reads` returns."""
+        """Returns rows [span.start, span.stop) of a quantized tensor, [rows, columns], as codes with the f32 scales
+        and, if there are any, zero points of its blocks, from `raws`, the bytes of the ranges that `reads` returns."""
         high, wide = self._block(span.source)
         scale = self._scales(pool, span, raws[1])
         how = Blocked(
@@ -198,8 +198,8 @@ def fp8(block: tuple[int, int]) -> Coded:
 
 
 def integers(bits: int, group: int, scale: str, *, symmetric: bool = True) -> Coded:
-    """Returns the storage of packed integer codes of `bits` bits, 4 or 8, with one scale of the type `scale` for each
-    `group` of columns of a row (0: for the whole row) and, unless `symmetric`, zero points."""
+    """Returns the storage of packed integer codes of `bits` bits, 4 or 8, with one scale of the type `scale` ("BF16",
+    "F32" …) for each `group` of columns of a row (0: for the whole row) and, unless `symmetric`, zero points."""
     of = f"groups of {group}" if group else "rows"
     label = f"int{bits} with {scale.lower()} scales of {of}"
     lossless = lossless_int4(group, scale) if bits == 4 and symmetric else None
@@ -213,7 +213,7 @@ MXFP8 = Coded("mxfp8", "mxfp8", 8, _E4M3, (1, 32), Codes.E4M3)
 
 def lossless_int4(group: int, scale: str) -> str | None:
     """Returns the name of kt's smallest 4-bit format that exactly holds symmetric 4-bit codes with one scale of the
-    type `scale` for every `group` columns; None: there is none."""
+    type `scale` ("BF16", "F32" …) for every `group` columns; None: there is none."""
     exact = [] if scale == "BF16" else ["-f32"]
     if group % 128 == 0:
         return "".join(["int4-g128", *exact])

@@ -115,7 +115,7 @@ def _separator(value: Any) -> str:
 
 def value_of(text: str, content: FieldContent) -> Any:
     """Returns the value of a field's text by its content type: a str, int, float or bool, a decoded JSON value, or a
-    dict of pairs.
+    dict of the text's key-value pairs.
 
     Raises:
         ValueError: the text has no such value.

@@ -128,9 +128,9 @@ class PageCopy:
 
 
 def cached_parts(recording: Recording, layers: int, fmt: CacheFormat = BF16) -> list[list[int]]:
-    """Returns a list for each layer: the number of elements per position of each part, such as keys and values, into
-    which the layer's operations split its KV-cache pages. If the format has scales, the number of scales per position
-    of each part follows.
+    """Returns for each layer a list: the number of elements per position of each part, such as keys and values, of its
+    KV-cache pages, in the order in which the parts lie there; then, if the format has scales, the number of scales per
+    position of each part.
     """
     scales: list[list[int]] = [[] for _ in range(layers)]
     cuts: list[set[int]] = [{0} for _ in range(layers)]

@@ -65,12 +65,12 @@ class Slab:
                 first += len(run) * size
 
     def stacks(self, memory: Tensor, slots: Tensor) -> list[PackedStack]:
-        """Returns the slab's experts as kernels read them, one `PackedStack` (gate_up and down) for each NUMA node's
-        slice; the tensors are views of `memory`.
+        """Returns the slab's experts as kernels read them, as views of `memory`: for each NUMA node's slice of the
+        experts a `PackedStack` with the matrices gate_up and down, in the order of `experts`.
 
         Args:
-            memory: uint8, on the device, with the copied pieces.
-            slots: the index of each expert in the stacks, see `slots`, on the device.
+            memory: uint8, on the device: what `gather` has copied.
+            slots: what `slots` returns, on the device.
         """
         packed = []
         for weight, first, _ in self._places():

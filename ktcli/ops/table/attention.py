@@ -94,7 +94,7 @@ class Gqa(Operation):
 
     @property
     def cached(self) -> Cached:
-        """The elements that are cached for each position: two parts, the keys and the values of all heads, before the
+        """The numbers of elements cached for each position: two parts, the keys and the values of all heads, before the
         `shape.beside` elements of an indexer.
         """
         s = self.shape
@@ -170,7 +170,7 @@ class Choose(Operation):
 
     @property
     def cached(self) -> Cached:
-        """The elements that are cached for each position: one part, the index key, after `shape.behind` others."""
+        """The numbers of elements cached for each position: one part, the index key, after `shape.behind` others."""
         return Cached(self.shape.behind, (self.shape.elements,), 0)
 
     def widths(self) -> Widths:
@@ -227,7 +227,7 @@ class Mla(Operation):
 
     @property
     def cached(self) -> Cached:
-        """The elements that are cached for each position: one part, the latent and the rotated key, before the
+        """The numbers of elements cached for each position: one part, the latent and the rotated key, before the
         `shape.beside` elements of an indexer.
         """
         s = self.shape
@@ -312,7 +312,8 @@ class Mqa(Operation):
 
     @property
     def cached(self) -> Cached:
-        """The elements cached for each position: one part, of pooled rows, before the `shape.beside` of an indexer."""
+        """The numbers of elements cached for each position: one part, of pooled rows, before the `shape.beside` of an
+        indexer."""
         return Cached(0, (self.shape.paged,), self.shape.beside)
 
     def widths(self) -> Widths:

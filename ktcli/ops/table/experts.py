@@ -165,6 +165,6 @@ class Carry(Operation):
 
     def widths(self) -> Widths:
         """Returns, by field name, the number of columns of `deferred`, the sum of the previous layer's deferred
-        experts: as many as x has.
+        experts: that of `x`.
         """
         return {"deferred": self.x.width}

@@ -196,8 +196,8 @@ def absorb(
     *,
     written: bool = False,
 ) -> Tensor:
-    """Returns latent attention in its absorbed form: one query per sequence, [S, heads, nope + rope], attends to the
-    cached latents `held` directly.
+    """Returns the output of latent attention in its absorbed form: one query per sequence, [S, heads, nope + rope],
+    attends to the cached latents `held` directly.
 
     Args:
         held: [S, L, lora + rope] f32.

@@ -169,8 +169,8 @@ def mla(
     cache: tuple[Pages],
     exact: bool = False,
 ) -> Tensor:
-    """Appends the latent to the cache, then returns latent attention over the chosen positions, or over all if `chosen`
-    is None, [T, heads * v] f32; arguments and result are those of `attention.mla`.
+    """Appends the latent to the cache, then returns the output of latent attention over the chosen positions, or over
+    all if `chosen` is None, [T, heads * v] f32; arguments and result are those of `attention.mla`.
     """
     weights = uk_in, uk_out, uv
     if chosen is None:

@@ -58,7 +58,8 @@ def write_factors(updates: Sequence[Update], a: F32, b: F32) -> None:
     are set to zero.
 
     Args:
-        a: [1 or count, R, k]. b: [1 or count, n, R], with the scale of each update. count: matrices; R: ranks.
+        a: [1 or count, R, k]. b: [1 or count, n, R], with the scale of each update. count: matrices; R: ranks; k, n:
+            inputs and outputs of a matrix.
     Raises:
         NativeError: the updates have more ranks than a and b have room for, or another number of matrices.
     """

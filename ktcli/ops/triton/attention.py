@@ -350,8 +350,8 @@ def _window(shape: GqaShape) -> int:
 def mla_one(
     absorbed: Tensor, q: Tensor, latent: Latent, cache: Pages, rows: Rows, shape: MlaShape
 ) -> Tensor:
-    """Appends the latent to the cache, and returns absorbed latent attention of one query per sequence, before its
-    product with `uv`: [sequences, heads * lora] f32.
+    """Appends the latent to the cache, and returns the output of absorbed latent attention of one query per sequence,
+    before its product with `uv`: [sequences, heads * lora] f32.
 
     Args:
         absorbed: [sequences, heads, lora] f32, the queries multiplied by `uk_in`.
@@ -379,8 +379,8 @@ def mla_one(
 def attend_latent(
     latent: Latent, uk_in: Packed, uv: Packed, shape: MlaShape, *, rows: Rows, cache: tuple[Pages]
 ) -> Tensor:
-    """Rotates queries, norms and rotates the latent, appends it to the cache, and returns latent attention of one
-    row of each sequence, [sequences, heads * v] f32."""
+    """Rotates queries, norms and rotates the latent, appends it to the cache, and returns the output of latent
+    attention of one row of each sequence, [sequences, heads * v] f32."""
     s, q = shape, sum_parts(latent.q)
     heads = torch.unflatten(q, -1, (s.heads, s.nope + s.rope))
     absorbed = _of_heads(heads[..., : s.nope], uk_in)

@@ -145,8 +145,8 @@ def mla(
     rows: Rows,
     cache: tuple[Pages],
 ) -> Tensor:
-    """Appends the latent to the cache, then returns causal latent attention, [T, heads * v] f32; runs of more than
-    one row, and chosen positions, are computed in torch."""
+    """Appends the latent to the cache, then returns the output of causal latent attention, [T, heads * v] f32; runs of
+    more than one row, and chosen positions, are computed in torch."""
     if not rows.single or chosen is not None:
         weights = uk_in, uk_out, uv
         return torch_chosen.mla(q, latent, *weights, shape, chosen, rows=rows, cache=cache)

@@ -182,7 +182,7 @@ async def send_body(send: Send, data: bytes, *, more: bool = True) -> None:
     """Sends a part of a response's body; `more` says whether other parts follow.
 
     Raises:
-        TimeoutError: the client does not take it.
+        TimeoutError: the client did not accept it within SEND_S seconds.
     """
     async with asyncio.timeout(SEND_S):
         await send({"type": "http.response.body", "body": data, "more_body": more})

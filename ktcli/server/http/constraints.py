@@ -48,7 +48,8 @@ class ToolChoice:
 
     @classmethod
     def of(cls, said: Any, named: Any, parallel: bool | None) -> ToolChoice:
-        """Returns how the tools of a request may be used, as OpenAI's `tool_choice` says.
+        """Returns how the tools of a request may be used, from the fields of OpenAI's API; where they are None, any
+        tools may be called, several times, or none.
 
         Args:
             said: the field `tool_choice`.

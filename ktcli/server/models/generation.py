@@ -115,7 +115,7 @@ class Generation:
 
     @property
     def over(self) -> bool:
-        """Whether every answer has ended and its events were returned."""
+        """Whether every answer has ended and all its events have been returned."""
         return not self._open and not self._events
 
     def fail(self, error: Exception) -> None:
@@ -298,7 +298,7 @@ class Generations:
 
     @property
     def over(self) -> bool:
-        """Whether every answer has ended and its events were returned."""
+        """Whether every answer has ended and all its events have been returned."""
         return all(each.over for each in self._of)
 
     def cancel(self) -> None:

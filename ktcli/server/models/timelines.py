@@ -27,7 +27,7 @@ class Timelines:
 
     @property
     def due(self) -> bool:
-        """Whether there are timelines (cached sequences) that `sweep` has to close."""
+        """Whether `sweep` has any timelines (cached sequences) to close."""
         return bool(self._closing)
 
     def take(self, conversation: str) -> Sequence | None:

@@ -88,10 +88,10 @@ class RoutingPlan:
     """The numbers that a router is started with.
 
     Attributes:
-        threshold: the share of a prompt, 0 to 1, that must match.
+        threshold: the share of a prompt, 0 to 1, that must match a server's earlier prompts.
         why: where the threshold comes from, a few words.
         spill: the requests by which a server may have more than the mean before others get its conversations.
-        timeout_s: after which a request is given up.
+        timeout_s: the seconds after which a request is given up.
     """
 
     threshold: float
@@ -142,9 +142,11 @@ class RouterKeys:
 
 
 def plan_for(servers: Sequence[ServerFacts]) -> RoutingPlan:
-    """Returns the numbers with which a router of these servers is started: the share of a prompt that must match, when
-    requests spill to other servers, and the timeout of a request. `servers` is not empty, and they agree (see
-    `require_agreement`)."""
+    """Returns the settings for a router of these servers: the share of a prompt, 0 to 1, that must match a server's
+    earlier prompts to be sent to it, the number of requests by which a server may exceed the mean before others get its
+    conversations, and the seconds after which a request is given up. `servers` is not empty, and they agree (see
+    `require_agreement`).
+    """
     threshold, why = _threshold(servers)
     streams = min(each.streams or _STREAMS for each in servers)
     return RoutingPlan(threshold, why, max(1, streams // _SPILL_PART), _timeout_s(servers))

@@ -104,6 +104,6 @@ class RouterProcess(LoggedChild):
 
 
 def stop_s(drain_s: float) -> float:
-    """Returns the seconds after which a router that was asked to end is killed: the `drain_s` that answers have to
-    finish, and 10."""
+    """Returns the seconds after which a router that was asked to end is killed: `drain_s`, in which answers may finish,
+    plus 10."""
     return SETTLE_S + drain_s + _SPARE_S

@@ -109,11 +109,11 @@ KNOWN = (
 
 
 def why_ended(label: str, lines: Sequence[str], code: int | None) -> KtError:
-    """Returns the error that says why an engine process has ended, by the last lines that it printed.
+    """Returns the error that says why an engine process ended, judged by its output and exit code.
 
     Args:
-        label: its name and version.
-        lines: the last that it printed, oldest first.
+        label: the engine's name and version.
+        lines: the last lines that it printed, oldest first.
         code: its exit code; negative: the signal that ended it.
     """
     last = lines[-_LAST:]

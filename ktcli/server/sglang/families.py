@@ -203,11 +203,7 @@ def code_of(folder: Path, config: Mapping[str, Any]) -> RepositoryCode:
 
 
 def require_code(code: RepositoryCode, name: str, folder: Path) -> None:
-    """Raises an error if a checkpoint's own Python code is missing, since kt pulls none.
-
-    Raises:
-        UsageError: a file is missing.
-    """
+    """Raises UsageError if a file of a checkpoint's own Python code is missing."""
     if code.missing:
         raise UsageError(
             f"{name} needs {', '.join(code.missing)[:300]} of its repository, which kt does not download",

@@ -38,7 +38,8 @@ _BUFFER_BYTES = 16 << 20  # of the client's own
 
 
 def main() -> None:
-    """Connects to the Mooncake store and answers requests until the socket is closed; then ends the process.
+    """Connects to the Mooncake store and answers requests for its values (exist, get, put), which arrive on two
+    sockets, until one of them is closed; then ends the process.
 
     Command-line arguments: the id of the process that started this one, the descriptors of the two sockets and of the
     shared memory, and the memory's size in bytes.

@@ -163,8 +163,8 @@ def deepseek4(m: Metadata) -> dict[str, Any]:
 
 def minimax_m3(m: Metadata) -> dict[str, Any]:
     """Returns the `config.json` fields that kt derives from a GGUF file of MiniMax-M3: widths (`intermediate_size` of
-    experts, `shared_intermediate_size`, `dense_intermediate_size`), `mlp_layer_types` (as `types`), and `layer_types`,
-    "minimax_m3_sparse" for layers that choose blocks with an indexer."""
+    experts, `shared_intermediate_size`, `dense_intermediate_size`), `mlp_layer_types` as `types` returns it, and
+    `layer_types`, "minimax_m3_sparse" for layers that choose blocks with an indexer."""
     kinds = (_FULL, "minimax_m3_sparse")
     dense = m.entries.get("blk.0.ffn_gate.weight")
     width = m.whole("expert_feed_forward_length")
@@ -291,7 +291,7 @@ def granite_dense(m: Metadata) -> dict[str, Any]:
 
 def granite_windows(m: Metadata) -> dict[str, Any]:
     """Returns the `config.json` fields that kt derives from a GGUF file of Granite-MoE with sliding windows:
-    `layer_types` (as `windows`) and `layer_rope_theta`, each layer's base of the rotation, 0 for a layer without
+    `layer_types` as `windows` returns it, and `layer_rope_theta`, the rotary base of each layer, 0 for a layer without
     positions."""
     pattern, theta = "attention.rope_pattern", m.number("rope.freq_base", 10_000.0)
     turned = m.switches(pattern) if m.has(pattern) else [1] * m.layers

@@ -55,8 +55,8 @@ async def version(request: Request) -> Response:
 async def tags(request: Request) -> Response:
     """Responds with the models of the library: the server's own first, then those in memory.
 
-    Sends JSON whose `models` has for each its `name`, `modified_at`, `size` (bytes), `digest`, `capabilities` and
-    `details`.
+    Sends JSON whose `models` has for each its `name`, the same as `model`, `modified_at`, `size` (bytes), `digest`,
+    `capabilities` and `details`.
     """
     return json_response({"models": await state_of(request).rows(_row)})
 
@@ -64,8 +64,8 @@ async def tags(request: Request) -> Response:
 async def running(request: Request) -> Response:
     """Responds with the models in memory.
 
-    Sends JSON whose `models` has for each the fields of `tags` and `size_vram` (bytes), `context_length` (tokens) and
-    `expires_at`.
+    Sends JSON whose `models` has for each its `name`, the same as `model`, `modified_at`, `size` (bytes), `digest`,
+    `capabilities`, `details`, `size_vram` (bytes), `context_length` (tokens) and `expires_at`.
     """
     rows = []
     for each in state_of(request).residency.loaded:

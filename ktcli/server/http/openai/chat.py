@@ -35,7 +35,7 @@ from ktcli.text.tokenizer import Tokenizer
 async def chat_completions(request: Request) -> Answering:
     """Responds with the answer to a conversation.
 
-    Sends a chat completion of OpenAI's API as JSON or, if `stream` is true, its chunks as server-sent events.
+    Sends a chat completion as JSON or, if `stream` is true, its chunks as server-sent events.
     """
     state = state_of(request)
     body = await body_of(request, ChatBody)

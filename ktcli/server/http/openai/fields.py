@@ -160,8 +160,8 @@ def _prompt(said: Any) -> str | list[int]:
 
 
 def token_ids(said: Any) -> list[int]:
-    """Returns the token ids in a JSON list of integers, some of which may be written as floats; []: `said` is something
-    else."""
+    """Returns the token ids in a JSON list of integers, some of which may be written as floats; [] if `said` is
+    anything else."""
     found = said if isinstance(said, list) else []
     found = [int(each) if isinstance(each, float) and each.is_integer() else each for each in found]
     return found if all(type(each) is int for each in found) else []
@@ -193,7 +193,8 @@ def own_variables(said: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def choice_of(said: str | dict[str, Any] | None, parallel: bool | None) -> ToolChoice:
-    """Returns how the tools may be used, as `tool_choice` and `parallel_tool_calls` say.
+    """Returns how the tools of a request may be used, from its fields `tool_choice` and `parallel_tool_calls`; where
+    they are None, any tools may be called, several times, or none.
 
     Raises:
         Refusal: `tool_choice` is not a valid choice.

@@ -36,7 +36,7 @@ from ktcli.text.tokenizer import Tokenizer
 async def completions(request: Request) -> Answering:
     """Responds with the continuation of a text.
 
-    Sends a text completion of OpenAI's API as JSON or, if `stream` is true, its chunks as server-sent events.
+    Sends a text completion as JSON or, if `stream` is true, its chunks as server-sent events.
     """
     state = state_of(request)
     body = await body_of(request, TextBody)
