@@ -9,7 +9,7 @@
  */
 
 enum {
-    BLOCK_COLUMNS = 256,            /* 4 kB of a panel, unpacked */
+    BLOCK_COLUMNS = 512,            /* 8 kB of a panel, unpacked */
     BLOCK_ROOM = TOKEN_BLOCK + 16,  /* tokens, and a tile that hangs over */
     SUM_MAGIC = 0x4b400000,
     /* R of rows with which SUM_ZERO * scale is finite, and no product with a scale of x, 2^-107 or more, so small
@@ -213,18 +213,23 @@ INLINE void block_kind(const product *p, const layout *l, const int8_scratch *s,
         block_pass(p, l, s, kind, panel, 1, t, n);
 }
 
-/* Starts and scales of tokens [t, t + n), those of one part beside each other. */
+/* Starts and scales of tokens [t, t + n), those of one part beside each other and written one after the other: the lines
+ * of one token lie so far apart that they drive each other out of the first cache. */
 static void take_rows(const product *p, const layout *l, const int8_scratch *s, int64_t t, int64_t n)
 {
     int32_t bias = dot_bias(p->format);
     block_panels b = blocks_of(l, s);
+    const int32_t *sums[TOKEN_BLOCK];
+    const float *scales[TOKEN_BLOCK];
     for (int64_t i = 0; i < n; i++) {
-        const int32_t *sum = p->x8->sum + row_of(p->x_rows, t + i) * (p->x8->stride / 32);
-        const float *scales = x_scales(p, t + i);
-        for (int64_t g = 0; g < l->groups; g++) {
-            b.start[g * BLOCK_ROOM + i] = SUM_MAGIC + bias * sum[g];
-            b.x_scales[g / 2 * BLOCK_ROOM + i] = scales[g / 2];
-        }
+        sums[i] = p->x8->sum + row_of(p->x_rows, t + i) * (p->x8->stride / 32);
+        scales[i] = x_scales(p, t + i);
+    }
+    for (int64_t g = 0; g < l->groups; g++) {
+        for (int64_t i = 0; i < n; i++)
+            b.start[g * BLOCK_ROOM + i] = SUM_MAGIC + bias * sums[i][g];
+        for (int64_t i = 0; i < n && g % 2 == 0; i++)
+            b.x_scales[g / 2 * BLOCK_ROOM + i] = scales[i][g / 2];
     }
 }
 
