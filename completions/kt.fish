@@ -183,7 +183,7 @@ complete -c kt -n '__fish_seen_subcommand_from convert' -l out -d 'Output folder
 complete -c kt -n '__fish_seen_subcommand_from convert' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto'
 complete -c kt -n '__fish_seen_subcommand_from convert' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from convert' -l mixed -d 'Use the next more precise format for the experts’ down projections'
-complete -c kt -n '__fish_seen_subcommand_from convert' -l calibrate -d 'Make 4-bit formats most precise where activations are large, as a text (a file or the built-in one), an importance file or an imatrix in GGUF tells' -r -a 'auto built-in off' -F
+complete -c kt -n '__fish_seen_subcommand_from convert' -l calibrate -d 'Make formats of 4 and 6 bits most precise where activations are large, as a text (a file or the built-in one), an importance file or an imatrix in GGUF tells' -r -a 'auto built-in off' -F
 complete -c kt -n '__fish_seen_subcommand_from convert' -l adapter -d 'Merge this adapter into the weights: a name of kt adapter list, or a folder' -x -a 'ADAPTER'
 complete -c kt -n '__fish_seen_subcommand_from convert' -l as -d 'Name of the merged model' -x
 complete -c kt -n '__fish_seen_subcommand_from convert' -l threads -d 'CPU threads' -x

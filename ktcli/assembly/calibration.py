@@ -178,7 +178,7 @@ def calibrated(
         if recipe.calibrated or said not in (AUTO, NEVER):
             recipe = replace(recipe, calibrated=False)
             listener.warn(
-                f"--calibrate has no effect on {recipe.name}: only 4-bit formats choose their scales"
+                f"--calibrate has no effect on {recipe.name}: only formats of 4 and 6 bits choose their scales"
             )
         return recipe, None
     changed = replace(recipe, calibrated=True)

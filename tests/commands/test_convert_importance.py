@@ -183,7 +183,7 @@ def test_without_4_bit_formats_it_is_said(source: Path, home: Path, capsys) -> N
     arguments = ["convert", str(source), "--out", "pack", "--experts", "int8"]
     assert main([*arguments, "--calibrate", file, "--json"]) == 0
     said = capsys.readouterr()
-    assert "--calibrate has no effect on int8-int8: only 4-bit formats" in said.err
+    assert "--calibrate has no effect on int8-int8: only formats of 4 and 6 bits" in said.err
     words = json.loads(said.out)
     assert (words["experts"], words["calibration"]) == ("int8", None) and kept(home) == []
 
