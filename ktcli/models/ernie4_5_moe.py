@@ -75,7 +75,9 @@ def cut(f: Fields, layers: int) -> dict[str, Any]:
     if f.values.get("mlp_layer_types") is not None:
         return cut_typed_dense(f, layers)
     own = _first_of_lists(f)
-    start, step = min(_start(own), layers - 1), min(_step(own), layers)
+    start, step = min(_start(own), layers - 1), _step(own)
+    if not any((i + 1) % step == 0 for i in range(start, layers)):
+        step = 1
     return {**cut_layers(f, layers), _START: start, _STEP: step, _END: -1}
 
 

@@ -39,7 +39,7 @@ def by_model() -> tuple[Taken, ...]:
         for pages in PageFolder.of_library().stored():
             sizes[pages.model]["pages"] += pages.size_bytes
     except OtherVersion:
-        pass  # `rest` counts them
+        pass  # `all_bytes` counts them
     kinds = (EntryKind.CHECKPOINT.value, EntryKind.PACK.value, "pages")
     found = (
         Taken(spoken.get(name, name), *(each[kind] for kind in kinds))

@@ -54,6 +54,15 @@ def test_experts_in_every_other_layer_only():
     assert build(cut(config("qwen3-30b-a3b", decoder_sparse_step=2), 1)).spec.moe_layers == 1
 
 
+@pytest.mark.parametrize("layers", range(1, 7))
+@pytest.mark.parametrize("start", range(4))
+def test_experts_in_every_other_layer_from_one_on(start: int, layers: int):
+    """ERNIE: where neither of the layers that would have experts is left, one of those left has them."""
+    every_other = {"moe_layer_start_index": start, "moe_layer_interval": 2}
+    spec = build(cut(config("ernie-4.5-21b-a3b", **every_other), layers)).spec
+    assert (spec.layers, spec.moe_layers >= 1) == (layers, True)
+
+
 def test_a_default_number_of_dense_layers_is_cut_too():
     """DeepSeek-V3 has three dense layers even where its config does not say so."""
     silent = config("deepseek-v3")

@@ -77,7 +77,7 @@ class Metadata:
         own = every - self.whole("nextn_predict_layers", 0, MAX_LAYERS)
         if own < 1:
             raise self.bad(
-                f"{self._name('block_count')} is {every}, less nextn_predict_layers {own},"
+                f"{self._name('block_count')} is {every}, less nextn_predict_layers {every - own},"
                 f" outside 1..{MAX_LAYERS}"
             )
         first = f"blk.{own}."

@@ -211,7 +211,10 @@ BAD: dict[str, tuple[GgufCase, str]] = {
         "mimo2.attention.value_scale is missing",
     ),
     "one number of heads": (changed("laguna", attention__head_count=4), "head_count is not a list"),
-    "only layers that guess": (changed("qwen35", nextn_predict_layers=4), "block_count is 4"),
+    "only layers that guess": (
+        changed("qwen35", nextn_predict_layers=4),
+        "block_count is 4, less nextn_predict_layers 4",
+    ),
     "heads that are no multiple": (changed("qwen35", ssm__group_count=3), "linear_num_value_heads"),
     "no key heads": (changed("qwen35", ssm__group_count=0), "linear_num_key_heads"),
     "wide heads": (changed("qwen35", ssm__state_size=1 << 20), "linear_key_head_dim"),
