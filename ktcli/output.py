@@ -276,7 +276,8 @@ class Output:
         """Asks a yes-or-no question on the terminal; returns whether the answer is yes, by default False.
 
         Raises:
-            UsageError: there is no terminal to ask on; the hint names the option that answers it.
+            UsageError: there is no terminal to ask on, or the output is --json or --quiet; the hint names the option
+                that answers it.
         """
         if self.mode is not Mode.HUMAN or not (sys.stdin.isatty() and sys.stderr.isatty()):
             what = question[:1].lower() + question[1:].rstrip("?")

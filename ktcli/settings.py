@@ -165,8 +165,10 @@ class Setting:
         return self.help.split(". ")[0].rstrip(".")
 
     def read_option(self, text: str) -> Any:
-        """Returns the parsed value of the setting from the text of its command-line option. Raises: UsageError: `text`
-        is not a value of this setting.
+        """Returns the parsed value of the setting from the text of its command-line option.
+
+        Raises:
+            UsageError: `text` is not a value of this setting.
         """
         return self.read(text, self.option, "leave it out")
 

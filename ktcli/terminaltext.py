@@ -26,7 +26,7 @@ _INDENT = 4  # of a cell on lines of its own
 
 
 def safe(text: object) -> str:
-    """Returns the text of an object on one line, with unprintable characters as escapes such as a backslash and n."""
+    """Returns the text of an object on one line, with unprintable characters as escapes: a newline as "\\n"."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
         for c in str(text)
@@ -115,9 +115,7 @@ def _stacked(
 
 
 def columns_of(stream: TextIO) -> int | None:
-    """Returns the columns of the terminal that a stream goes to; None: it goes to no terminal, and
-    lines may be long.
-    """
+    """Returns the columns of the terminal that a stream goes to; None if it goes to none, where lines may be long."""
     if not stream.isatty():
         return None
     said = os.environ.get("COLUMNS", "")

@@ -88,7 +88,8 @@ class BackgroundCall(Generic[T]):
 
 def in_parallel(call: Callable[[A], T], items: Sequence[A], threads: int, name: str) -> list[T]:
     """Returns the results of `call` for the items, in their order; up to `threads` daemon threads call it, so that a
-    blocked one does not keep the process from ending. The first error of a call is raised.
+    blocked one does not keep the process from ending. If calls raise, one of their errors is raised once all threads
+    have ended; with a single item or thread, `call` runs in this thread and its first error is raised at once.
     """
     if min(threads, len(items)) < 2:
         return [call(item) for item in items]

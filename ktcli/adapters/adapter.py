@@ -191,7 +191,7 @@ class Adapter:
             room: at least `update.pair.size_bytes` bytes, into which the factors are read; the results are mostly views
                 of it.
         Raises:
-            BadCheckpoint: a file cannot be read.
+            BadCheckpoint: a file cannot be read, or a factor whose tensors have several types has a NaN or Inf.
         """
         a, b = update.pair.a, update.pair.b
         stored = (

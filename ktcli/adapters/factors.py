@@ -85,7 +85,7 @@ class Factor:
         Args:
             room: at least `size_bytes` bytes, into which tensors of one type are read; the result is then a view of it.
         Raises:
-            BadCheckpoint: a file cannot be read.
+            BadCheckpoint: a file cannot be read, or tensors of several types have a NaN or Inf.
         """
         if len({part.entry.dtype for part in self.parts}) > 1:
             return self.values(files)

@@ -82,7 +82,8 @@ def open_adapter(folder: Path, model: Model, hashes: Mapping[str, str] | None = 
     it.
 
     Args:
-        hashes: the SHA-256 of files, by name, which need not be hashed anew; None: all are, when it is asked for.
+        hashes: the SHA-256 of files that is known already, by name; other files are hashed when `digest` is read, or
+            at once if kt-kernel's manifest lists them.
     Raises:
         NotFound: there is no such folder.
         BadCheckpoint: the adapter is damaged, hostile, of a kind that kt does not read, or of another model.

@@ -93,9 +93,9 @@ def ranks_of(adapter: Adapter) -> int:
 
 
 def product_rooms(adapter: Adapter) -> tuple[ProductRoom, ...]:
-    """Returns one record for each stored tensor that an adapter changes, with the sizes of its updates (sum of ranks,
-    inputs, outputs, numbers of matrices), for reserving memory on devices; routed experts are left out, and no number
-    is read from the files.
+    """Returns one record for each stored tensor with low-rank updates of an adapter: the sizes of its updates (sum of
+    ranks, inputs, outputs, numbers of matrices), for reserving memory on devices. Routed experts are left out, and no
+    number is read from the files.
     """
     found: dict[str, ProductRoom] = {}
     for update in adapter.updates:

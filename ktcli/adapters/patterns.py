@@ -86,7 +86,7 @@ def _compiled(field: str, key: str) -> re.Pattern[str]:
 
 def matcher(text: str) -> Callable[[str], bool] | None:
     """Returns a predicate on module names for a regular expression of `target_modules` (the whole name must match);
-    None: kt does not evaluate the expression, for example as it has more than MOST_WILDCARDS wildcards.
+    None: kt does not evaluate the expression, for example because it has more than MOST_WILDCARDS wildcards.
     """
     try:
         _compiled("", text)

@@ -38,7 +38,7 @@ class PromptReader:
         """Returns the prompts as rendered text and token ids, in their order.
 
         Raises:
-            UsageError: `prompts` is no list, or one is neither a text nor a list of messages.
+            UsageError: `prompts` is not a list, or one is empty, or neither a text nor a list of messages.
             ContextFull: a prompt leaves no room for an answer. BadCheckpoint: the chat template refuses a prompt.
         """
         if isinstance(prompts, str) or not isinstance(prompts, Sequence):

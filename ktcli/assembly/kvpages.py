@@ -141,7 +141,7 @@ def _cpu_of(engine: Engine) -> str:
 def store_below(
     engine: Engine, folder: PageFolder, quota_bytes: int, model: str, listener: Listener = SILENT
 ) -> Iterator[PageStore]:
-    """Opens a store of an engine's KV pages in a folder, which the context gives; its end closes the store.
+    """Opens a context that gives a store of an engine's KV pages in a folder; its end closes the store.
 
     Args:
         model: the model's name, for people.

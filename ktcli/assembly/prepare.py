@@ -103,10 +103,13 @@ def _prepared(
 
 
 def converted(name: str) -> Ready | None:
-    """Returns the existing conversion on disk that `prepare` would return for a name; None: there is none yet.
+    """Returns the existing conversion on disk that a name means, with its adapter if it names one; None: there is none
+    yet. It may be of the built-in model of an earlier kt, which `prepare` would convert anew.
 
     Raises:
-        UsageError, NotFound: not a name, or a folder without a model.
+        UsageError: `name` is not a name, or has formats that do not exist.
+        NotFound, BadCheckpoint: it is a folder without a model, a model that cannot be read, or has an adapter that
+            does not exist or is damaged.
     """
     model, adapter = split_adapter(name)
     reference, entry = meant(model)

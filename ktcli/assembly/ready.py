@@ -70,6 +70,8 @@ def meant(name: str, formats: str = "") -> tuple[Reference, Entry | None]:
 
     Raises:
         UsageError: the name means nothing.
+        NotFound, BadCheckpoint: it is a local folder, or a model of another program's store, that does not exist or has
+            no model that can be read.
     """
     reference = parse(name)
     if formats:

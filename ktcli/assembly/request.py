@@ -48,7 +48,7 @@ class DeviceWords:
 
     @property
     def numbers(self) -> tuple[int, ...] | None:
-        """The indices of the GPUs that may be used; None: all. Raises UsageError if `gpus` names none."""
+        """The indices of the GPUs that may be used; None: all. Raises UsageError as `gpu_numbers`."""
         return None if self.gpus is None else gpu_numbers(self.gpus)
 
     def rules(self) -> PlacementRules | None:

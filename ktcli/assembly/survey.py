@@ -205,8 +205,8 @@ def best_here(
 
 
 def on_disk() -> dict[str, str]:
-    """Returns what is on disk of each model of the library: "pack" or "checkpoint" by model name; "pack" if both are
-    there.
+    """Returns what the library has complete of each of its models: "pack" or "checkpoint" by model name; "pack" if it
+    has both.
     """
     complete = [entry for entry in library.entries() if entry.complete and entry.in_library]
     kinds = sorted(complete, key=lambda entry: entry.kind is EntryKind.PACK)

@@ -383,7 +383,7 @@ class Fitting:
 
     def with_room(self, said: Conversation, most: int) -> FittedText:
         """Leaves as many of the oldest turns as needed out of the prompts of `said`, so that they have at most `most`
-        ids, but never the last question; returns the prompt.
+        ids; returns the prompt. The last question always stays, so a prompt of it alone may have more.
         """
 
         def fits(turns: int) -> bool:

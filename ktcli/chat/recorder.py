@@ -158,7 +158,7 @@ class ChatRecorder:
         """Renames the file in which the chat is saved; returns its new path.
 
         Raises:
-            UsageError: the name cannot be one, or is taken. KtError: the system refuses.
+            UsageError: the name cannot be one, or is taken. KtError: the chat is not saved, or the system refuses.
         """
         self.keep()
         if self._log is None:
@@ -168,7 +168,7 @@ class ChatRecorder:
 
     def take_over(self, path: Path) -> Saved:
         """Continues a saved conversation in this chat: the chat is then saved in the same file if that is an undamaged
-        log that no process has open, else in a new one.
+        log in the folder of chats that no other chat has open, else in a new one.
 
         Returns:
             The conversation as it was saved; the chat holds it now.

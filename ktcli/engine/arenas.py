@@ -78,7 +78,7 @@ def refusals(pool: Pool, unbound: str) -> Iterator[str]:
     to NUMA nodes, or both.
 
     Args:
-        unbound: the reason why the system did not bind memory; "" if it did.
+        unbound: the reason why the system did not bind memory; "" if it did, or was not asked to.
     """
     if pool.unpinned and unbound:
         yield (

@@ -86,7 +86,9 @@ class OwnPages:
                 self._pools.tier.sealed(page, replace(label, kind=kind))
 
     def pass_by(self, length: int) -> None:
-        """Releases the pages of the sliding-window layers that a token at position `length` does not see any more."""
+        """Releases the pages of the sliding-window layers that a token at position `length`, or up to MOST_DRAFTED
+        positions before, does not see any more.
+        """
         if self.windows is not None:
             self.windows.pass_by(length)
 
@@ -134,8 +136,8 @@ class OwnPages:
         del self.keys[length // PAGE_TOKENS :]
 
     def share(self, other: OwnPages, length: int) -> None:
-        """Takes over the pages of another sequence's first `length` positions, with a reference to each; this one must
-        have none.
+        """Makes this sequence, which must have no pages, hold those of another sequence's first `length` positions,
+        too, with a reference of its own to each.
         """
         self.keys = list(other.keys)
         self.content = replace(self.content, root=other.content.root)
@@ -144,7 +146,7 @@ class OwnPages:
             table.cut(length, self.keys)  # without what a step that failed has taken
 
     def become(self, known: KnownPrefix) -> None:
-        """Sets the pages of a cached prefix as this sequence's, which must have none; references to them were taken
+        """Gives this sequence, which must have no pages, those of a cached prefix; references to them were taken
         already, see `Pools.hold`.
         """
         self.table.become(0, known.pages)

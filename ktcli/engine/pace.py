@@ -116,7 +116,8 @@ class Pace:
         """Returns the most prompt tokens, up to `chunk`, that a step should read beside `answers` rows of answers if
         they belong to several prompts: as many as keep it within FEW_STEPS times a step of answers alone.
 
-        If a longest wait was asked for, or nothing was measured yet, it is `chunk`.
+        It is `chunk` if there are no answers, if a longest wait was asked for, or until both a step of answers alone
+        and one that reads a prompt were measured.
 
         Args:
             prompts: the number of prompts being read, whose answers count as rows of the step of answers alone.

@@ -116,7 +116,8 @@ class PageTable:
 
     def reserve(self, length: int, end: int) -> None:
         """Allocates pages of the sequence up to position `end`; a partly filled page at position `length` that is
-        sealed or held by others, too, is replaced by a copy.
+        sealed or held by others, too, is replaced by a copy. If there is no room for the copy and nobody else holds the
+        page, it loses its content address instead.
 
         Raises:
             PoolFull: others hold the pages; nothing was taken.
@@ -203,7 +204,9 @@ class PageTable:
         self.first = min(self.first, self.end)
 
     def share(self, other: PageTable) -> None:
-        """Takes over all pages of another table, with a reference to each; this one must be empty."""
+        """Makes this table, which must be empty, hold all pages of another one, too, with a reference of its own to
+        each.
+        """
         for page in other.held:
             self._pool.hold(page)
         self.numbers[other.first : other.end] = other.numbers[other.first : other.end]

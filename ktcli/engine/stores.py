@@ -82,7 +82,9 @@ class Store(Protocol):
         """Makes the store write everything in its queue at once, at full speed; does not wait for it."""
 
     def flush(self, wait_s: float) -> bool:
-        """Waits until everything in the store's queue is stored; returns whether it was within `wait_s` seconds."""
+        """Waits until the store's queue is empty; returns whether it was within `wait_s` seconds. What cannot be stored
+        is dropped.
+        """
 
 
 class Stores:

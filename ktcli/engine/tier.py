@@ -166,8 +166,8 @@ class Tier:
         self._stores.hurry()
 
     def flush(self, wait_s: float) -> bool:
-        """Waits until everything in the stores' queues is stored; returns whether that was done within `wait_s`
-        seconds. Not to be called on the engine's thread.
+        """Waits until the stores' queues are empty; returns whether they were within `wait_s` seconds. What cannot be
+        stored is dropped. Not to be called on the engine's thread.
         """
         self._stores.hurry()
         until = time.monotonic() + wait_s

@@ -57,7 +57,9 @@ class RunWatcher(Protocol):
         """Called after each optimizer step with its figures: loss, learning rate, speed, memory."""
 
     def evaluated(self, step: int, loss: float) -> None:
-        """Called after each evaluation with the number of steps done and the mean loss of the held-out samples."""
+        """Called after each evaluation with the number of steps done and the mean loss, in nats, over the trained
+        tokens of the held-out samples.
+        """
 
     def warn(self, text: str) -> None:
         """Called with a sentence that the user should know although the run goes on."""
@@ -145,10 +147,11 @@ class FinetuneRun:
         returns the outcome.
 
         Args:
-            stop: called after each step; the run ends there if it returns True.
+            stop: called after each step but the last; the run ends there if it returns True.
         Raises:
-            KtError: a loss or a gradient is not finite, or a checkpoint cannot be written; earlier ones are kept. In
-                the first case the adapter as it was before that step is saved.
+            KtError: a loss or a gradient is not finite, or the log or a checkpoint cannot be written; earlier
+                checkpoints are kept. In the first case the adapter of the last complete step is saved, unless it, too,
+                gives such numbers.
         """
         self._written(lambda: self.log.begin(self._place.output))
         begun = time.perf_counter(), self.step, self._tokens

@@ -74,7 +74,8 @@ def text(value: Any) -> str:
     """Returns a value of a setting as text: a text as it is, a number written out.
 
     Raises:
-        WrongValue: the value is not a text or a number, or has characters that the name of a file cannot have.
+        WrongValue: the value is not a text or a number, or has characters that no path can have (zero bytes, halves of
+            characters).
     """
     if not isinstance(value, str | int | float) or isinstance(value, bool) or not _is_plain(value):
         raise WrongValue(f"must be a text, not {_shown(value)}")
@@ -127,7 +128,7 @@ def switch_or_text(value: Any) -> bool | str:
     """Returns a value of a setting as a bool if it means true or false (see `switch`), else as text.
 
     Raises:
-        WrongValue: the value is a list or an object.
+        WrongValue: the value is neither, as `text` has it: a list, for example.
     """
     try:
         return switch(value)

@@ -54,8 +54,8 @@ def read_signature(root: Path) -> tuple[int, int] | None:
 
 
 def allowed_cpus(root: Path) -> tuple[int, ...]:
-    """Returns the numbers of the logical CPUs that this process may run on, by cpuset, affinity mask and taskset,
-    ascending; empty if the system does not report them.
+    """Returns the numbers of the logical CPUs that this process may run on, by its cpuset and affinity mask, ascending;
+    empty if the system does not report them.
     """
     return listed(table(read(root / "proc/self/status")).get("Cpus_allowed_list"))
 

@@ -139,7 +139,8 @@ def node_teams(
     - With `auto` there is one team per node, but no more teams than threads; neighbouring nodes then share a team.
     - With N teams on fewer nodes, nodes are split in proportion to their cores; on more nodes, neighbours share a team.
       There are at least N threads. None is pinned if a team has more threads than cores.
-    - A single team is not bound to a node's memory if there is only one node to choose from.
+    - With `off` there is one team over all cores.
+    - A single team is not bound to a node's memory with `off` or `auto`, or if there is only one node to choose from.
 
     Args:
         threads: at most as many as cores (`team_size`); with `nodes=LIST`, of those nodes (`on_nodes`).
@@ -251,8 +252,8 @@ def bound_nodes(teams: Sequence[Team]) -> int:
 def teams_here(
     nodes: Sequence[Node], cpu: Cpu, threads: int | None, numa: Numa
 ) -> tuple[NodeTeam, ...]:
-    """Returns the thread teams (threads, CPUs, NUMA nodes) that a command would start on this machine now, with
-    `threads` or else KT_THREADS.
+    """Returns the thread teams (threads, CPUs, NUMA nodes) that a command would start on this machine now, with as many
+    threads as `team_size` returns for `threads`.
 
     Raises:
         UsageError: too many threads are asked for, or a node of `nodes=LIST` does not exist or cannot be used.

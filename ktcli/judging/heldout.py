@@ -220,8 +220,8 @@ def _behind(scores: Scores, count: int) -> Scores:
 def held_out_loss(
     variants: Sequence[Variant], data: HeldOutData, scores: Sequence[Scores]
 ) -> HeldOutLoss:
-    """Returns the loss of each variant on held-out rows from the scores of their windows; rows that a variant has not
-    read completely are left out.
+    """Returns the loss on held-out rows, from the scores of their windows, of each variant that has read any; rows that
+    one of these variants has not read completely are left out.
     """
     measured = [
         (variant, each) for variant, each in zip(variants, scores, strict=True) if len(each.nll)

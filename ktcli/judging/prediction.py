@@ -77,8 +77,8 @@ def measure(
     """Measures how well each variant predicts the text in the windows `over`; returns (the scores of each variant,
     whether all of the text was read).
 
-    All engines run at once if they fit into memory; else one after another, and the scores have no divergence of a
-    variant's predictions from the first one's.
+    Several engines run at once if they fit into memory and none uses a GPU; else one after another, and only the
+    variants that share the first one's engine have the divergence of their predictions from its own.
 
     Raises:
         NotEnoughMemory: a variant does not fit into memory alone; nothing was loaded.

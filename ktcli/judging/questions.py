@@ -69,7 +69,8 @@ def questions_of(
     read: TaskSet, models: Sequence[AskedModel], settings: SampleSettings, *, recurrent: bool
 ) -> QuestionSet:
     """Returns the tasks of a data file encoded as prompts for the models. A task is left out for all models if a chat
-    template refuses it or one of its choices, or its prompt has more than `cutoff_len` tokens.
+    template refuses it or does not render one of its choices, or if its prompt, alone or with a choice, has more than
+    `cutoff_len` tokens.
 
     Args:
         recurrent: whether some layer of the models keeps a recurrent state.

@@ -41,7 +41,7 @@ class Compressor:
     @cached_property
     def projection(self) -> Tensor:
         """The weight [2 * columns, hidden] of the stacked projection of the input to the rows that are pooled, then to
-        their scores; kept in bf16, as published."""
+        their scores; stored unquantized, as published."""
         shape = (self.shape.columns, self.hidden)
         pieces = (Stored(f"{self.source}.{of}.weight", shape) for of in ("wkv", "wgate"))
         name = f"{self.name}.projection"

@@ -57,7 +57,7 @@ class GatedDeltaNet(LinearPart):
     @cached_property
     def gates(self) -> Tensor:
         """The weight [2 * heads, hidden] of the stacked projection of the input to each head's learning rate, then to
-        each head's decay; kept in bf16, as errors add up over the tokens."""
+        each head's decay; stored unquantized, as errors add up over the tokens."""
         s = self.shape
         if self.by_head:
             each = s.heads // s.key_heads

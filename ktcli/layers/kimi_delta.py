@@ -58,8 +58,8 @@ class KimiDelta(LinearPart):
     @cached_property
     def gates(self) -> Tensor:
         """The weight [rows, hidden] of the stacked projection of the input to each head's learning rate, then to the
-        decay: if `direct`, to the decay itself, otherwise to its dk low-rank columns. Kept in bf16, as errors add up
-        over the tokens."""
+        decay: if `direct`, to the decay itself, otherwise to its dk low-rank columns. Stored unquantized, as errors
+        add up over the tokens."""
         pieces = ("b_proj", self.shape.heads), self._entering[1]
         return self._matrix("gates", self.hidden, *pieces, role=Role.KEPT)
 

@@ -91,8 +91,8 @@ class LatentAttention(StoredPart):
     @cached_property
     def qkv_a(self) -> Tensor:
         """The weight [rows, hidden] of the stacked projection of the input, in this order, to the query latent (twice,
-        if `raw`) or, without one, the queries; the index key; the KV latent; and the gates. Index key and gates only
-        where there are any."""
+        if `raw`) or, without one, the queries; the index key, if there is an indexer; the KV latent; and the gates, if
+        they have a projection of their own (`OwnGates`)."""
         return self._matrix("qkv_a", self.hidden, *self._a_pieces)
 
     @cached_property

@@ -58,8 +58,8 @@ class Mamba2(LinearPart):
 
     @cached_property
     def dt(self) -> Tensor:
-        """The weight [heads, hidden] of the projection of the input to each head's time step; kept in bf16, as errors
-        add up over the tokens."""
+        """The weight [heads, hidden] of the projection of the input to each head's time step; stored unquantized, as
+        errors add up over the tokens."""
         first = self._inner + sum(self._mixed)
         stored = self._entering(first, self.shape.heads)
         return self._projection("dt", stored, role=Role.KEPT)

@@ -164,7 +164,7 @@ class SparseMlp:
     @cached_property
     def expert_biases(self) -> tuple[Tensor, Tensor] | None:
         """Two biases with one vector per expert: that of `gate_up`, in the order of its rows, and that of `down`,
-        [expert_hidden]; None: there are none."""
+        [hidden]; None: there are none."""
         if not self.biases:
             return None
         assert not self.glu.ungated, "no family has biases on experts without a gate"
@@ -218,7 +218,7 @@ class SparseMlp:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The stored tensors of the MLP, those it has, in this order: experts, shared expert, projections around the
-        experts, router, biases, table of experts, factors and norms."""
+        experts, router, the router's biases, table of experts, biases of the experts, factors and norms."""
         vectors = (
             self.router_bias,
             self.router_correction,

@@ -212,7 +212,8 @@ def start_team(cpu: Cpu, teams: Sequence[NodeTeam], isa: str | None = None) -> P
 
 
 def planned_team(cpu: Cpu, host: Host) -> Pool:
-    """Returns a started pool of the threads that a plan was made for, one team for each NUMA node.
+    """Returns a started pool of the threads that a plan was made for: in the teams of `host`, or in one team, bound to
+    no memory, if it names none.
 
     Args:
         cpu: the CPU of this machine.

@@ -79,7 +79,8 @@ def completed(config: Config, usual: Config) -> dict[str, Any]:
     except for rotary embeddings.
 
     Args:
-        usual: default by field; those of a nested config, such as the text model's, are below its name.
+        usual: default by field; those of a nested config, such as the text model's, are below its name, and not used if
+            the config does not have it.
     """
     made = dict(config)
     for name, value in usual.items():

@@ -145,7 +145,9 @@ def cut_typed_dense(f: Fields, layers: int) -> dict[str, Any]:
 
 
 def cut_listed_dense(f: Fields, layers: int) -> dict[str, Any]:
-    """Returns a copy of the config `f` shortened to the first `layers` layers, the last of them with routed experts."""
+    """Returns a copy of the config `f` shortened to the first `layers` layers; the last of them has routed experts if
+    `layers` is at most `decoder_sparse_step` or a multiple of it.
+    """
     return {
         **cut_layers(f, layers),
         "mlp_only_layers": [i for i in _listed_dense(f) if i < layers - 1],

@@ -286,8 +286,8 @@ def packed_bytes(fmt: Format, n: int, k: int) -> int:
 
 
 def cut_columns(fmt: Format) -> int:
-    """Returns a number of columns: a packed weight of this format can be cut between NUMA nodes at each multiple of it,
-    since these are whole steps of the kernels and whole groups.
+    """Returns the number of columns at whose multiples NUMA nodes can cut a packed weight of this format: these are
+    whole steps of the kernels, whole groups and whole blocks of a rotation.
     """
     return int(library()[1].kt_cut_columns(c_format(fmt)))
 

@@ -144,7 +144,7 @@ class Program:
         pool's row.
 
         Raises:
-            NativeError: this CPU does not run it.
+            NativeError: there is no such row, or this CPU does not run it.
         """
         if isa != self._row:
             name = self._ffi.NULL if isa is None else isa.encode()

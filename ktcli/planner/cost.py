@@ -149,8 +149,8 @@ def assumed_read_bps(threads: float, nodes: int = 1) -> float:
 
 
 def assumed_rates(isa: str, cores: float, read_bps: float) -> Rates:
-    """Returns cautiously assumed memory bandwidth and operations per second of `cores` cores of a CPU that was not
-    measured, with the row of kernels (instruction set) `isa`.
+    """Returns the rates of a CPU that was not measured: `read_bps` as its memory bandwidth, and cautiously assumed
+    operations per second of `cores` cores with the row of kernels (instruction set) `isa`.
     """
     row = ROWS.get(isa, ROWS["portable"])
     tiles = has_tiles(isa)

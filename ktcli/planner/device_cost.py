@@ -84,7 +84,7 @@ class DeviceRates:
 
 def device_rates(gpu: Gpu) -> DeviceRates:
     """Returns the rates of a GPU (memory bandwidth, bf16 operations and copied bytes per second): measured ones, else
-    those of the data sheet and of the link on paper.
+    those of the data sheet, and for copies LINK_SHARE (0.8) of the link's speed on paper.
     """
     sheet = data_sheet(gpu)
     words = []

@@ -81,8 +81,8 @@ class Forecast:
         return self.prefill.hybrid
 
     def decode_s(self, position: int, depth: int = 0, answers: int = 1) -> float:
-        """Returns the predicted seconds of a decode step of `answers` sequences at `position` with `depth` experts of a
-        token deferred, CPU and GPU working at the same time.
+        """Returns the predicted seconds of a decode step of `answers` sequences at `position` with up to `depth`
+        experts of a token deferred in each layer, CPU and GPU working at the same time.
         """
         hybrid = self.hybrid
         layers, hits = hybrid.layers(position, answers), hybrid.mean_hits()

@@ -96,7 +96,7 @@ def host_of(
     """Returns the facts of `machine` that the planner needs: threads, teams, memory, rates and GPUs.
 
     Args:
-        threads: the forced number of threads; None: one per fast core of the cpuset, less one beside a GPU.
+        threads: the forced number of threads; None: one per fast core within the CPU quota, and one less in `beside`.
         isa: the forced row of kernels; None: the best.
         torch: whether PyTorch is installed, without which no GPU can be used.
     Raises:

@@ -107,14 +107,14 @@ class Devices:
         return found if all(each.chunk == least for each in found) else shared(least)
 
     def fits(self, context: int) -> bool:
-        """Returns whether the GPUs hold all of the model but its routed experts with a context of `context`
-        positions.
+        """Returns whether the GPUs hold all parts of the model that must lie on them, without routed experts, with a
+        context of `context` positions. The embedding, and MLPs that rules place in main memory, do not count.
         """
         return all(each.fits for each in self.budgets(context, streams=False))
 
     def fitting(self, most: int) -> int:
-        """Returns the most context positions, `most` or fewer in whole pages, with which all of the model but its
-        routed experts fits on the GPUs; 0: none do.
+        """Returns the most context positions, `most` or fewer in whole pages, with which all parts of the model that
+        must lie on the GPUs fit there (see `fits`); 0: none do.
         """
         if self.fits(most):
             return most

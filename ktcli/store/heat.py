@@ -71,8 +71,8 @@ class Heat:
         return Heat(self.counts >> halvings, self.tokens >> halvings)
 
     def hit_rate(self, share: float) -> float:
-        """Returns the fraction (0 to 1) of all choices that fell on the most frequently chosen experts, where these are
-        the fraction `share` of all experts; 0 if nothing was counted.
+        """Returns the fraction (0 to 1) of all choices that fell on the most frequently chosen experts: the fraction
+        `share` of the experts of all layers together, but at least one; 0 if nothing was counted.
         """
         ordered = np.sort(self.counts, axis=None)[::-1]
         best = max(1, round(share * ordered.size))

@@ -209,7 +209,7 @@ def incomplete(entry: Entry) -> KtError:
 
 @contextmanager
 def repairable(pack: Path) -> Iterator[None]:
-    """Opens a context in which errors about a damaged pack also get a hint with the command that repairs it."""
+    """Opens a context in which an error about a damaged pack that has no hint gets one: the command that repairs it."""
     try:
         yield
     except BadPack as error:

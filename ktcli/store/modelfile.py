@@ -100,7 +100,7 @@ def usable(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 def usable_parameters(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Checks Ollama's parameters for a preset; returns the usable ones as {name of kt's setting: value}, and a sentence
-    about each of the others.
+    about each of the others; a negative `seed` or `num_predict` means "not set", and is in neither.
     """
     found, unused = dict[str, Any](), list[str]()
     for name, value in given.items():

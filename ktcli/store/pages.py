@@ -345,8 +345,8 @@ class PageStore:
         self.writer.hurry()
 
     def flush(self, wait_s: float = CLOSE_S) -> bool:
-        """Waits until all queued KV pages and states are written, at most `wait_s` seconds; returns whether they
-        are.
+        """Waits until no KV pages and states are queued any more, at most `wait_s` seconds; returns whether that is so.
+        Those that cannot be written are dropped.
         """
         done = self.writer.flush(wait_s)
         self.tell()

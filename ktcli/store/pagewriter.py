@@ -103,8 +103,8 @@ class PageWriter:
             self._changed.notify_all()
 
     def flush(self, wait_s: float) -> bool:
-        """Has all queued records stored at full speed and waits for it, at most `wait_s` seconds; returns whether all
-        are stored.
+        """Has all queued records stored at full speed and waits for it, at most `wait_s` seconds; returns whether none
+        is queued any more. Those that cannot be stored are dropped.
         """
         self.hurry()
         with self._changed:

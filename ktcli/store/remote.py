@@ -93,7 +93,9 @@ class RemoteStore:
 
     @property
     def rests(self) -> bool:
-        """Whether the store is not used for REST_S seconds or more, because it did not respond in time or failed."""
+        """Whether the store is out of use because it did not respond in time or failed; it is tried again after REST_S
+        seconds.
+        """
         return self._rests_until is not None
 
     @property
@@ -170,8 +172,8 @@ class RemoteStore:
             self._store.hurry()
 
     def flush(self, wait_s: float) -> bool:
-        """Waits until all queued KV pages and states are written, at most `wait_s` seconds; returns whether they are.
-        Any thread may call it.
+        """Waits until no KV pages and states are queued any more, at most `wait_s` seconds; returns whether that is so,
+        False if the store rests. Those that cannot be written are dropped. Any thread may call it.
         """
         until = time.monotonic() + wait_s
         while not self.rests:

@@ -99,8 +99,9 @@ def pages_of(gone: Collection[Entry], models: Collection[str]) -> tuple[StoredPa
 
 
 def leftovers() -> tuple[Path, ...]:
-    """Returns the paths of the folders left in the library by interrupted removals, imports of adapters and
-    installations of engines, and by killed calibrations and benchmarks.
+    """Returns the paths of the folders left in the library by interrupted removals, downloads and imports of adapters
+    and installations of engines, by killed calibrations and benchmarks, and by complete conversions that were repaired
+    or made during a download.
     """
     folders = [places.folder_of(kind) for kind in EntryKind]
     removed = [path for folder in folders for path in sorted(folder.glob(".*.removed.*"))]

@@ -29,7 +29,9 @@ REPORTED_PROMPT = 256  # tokens; a shorter prompt is read too fast to report
 
 
 def visible(text: str) -> str:
-    """Returns `text` with every control character but newline and tab replaced by a visible symbol."""
+    """Returns `text` with visible symbols in place of control characters, except newline and tab, and of characters
+    that reverse the direction of text; "\\r\\n" becomes a newline.
+    """
     return re.sub(_CONTROL, _picture, text.replace("\r\n", "\n"))
 
 

@@ -46,8 +46,8 @@ class TrainingWork:
 
     @classmethod
     def of(cls, model: Model, recipe: Recipe, tokens: int, *, retain: bool) -> TrainingWork:
-        """Returns the operations, forward and backward, and the bytes of weights read in all layers by a training step
-        of `tokens` tokens.
+        """Returns the operations, forward and backward, of a training step of `tokens` tokens in all layers, and the
+        bytes of the weights that it reads there, each counted once.
         """
         layers = layer_works(model, recipe, tokens)
         forward = dict.fromkeys(Unit, 0)

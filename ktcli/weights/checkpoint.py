@@ -129,7 +129,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     outputs, which other files of the folder say.
 
     Raises:
-        BadCheckpoint: `config.json` is missing, too large, not JSON, not an object, or holds NaN.
+        BadCheckpoint: `config.json` is missing, too large or not valid (see `parse_object`), or one of those other
+            files is damaged or names what kt does not compute.
     """
     if not folder.is_dir():
         raise BadCheckpoint(

@@ -58,7 +58,7 @@ def inside(folder: Path, name: str) -> Path:
     `snapshots`.
 
     Raises:
-        BadCheckpoint: the path leads elsewhere.
+        BadCheckpoint: the path leads elsewhere, or its links cannot be followed.
     """
     root = folder.resolve()
     allowed = [root]

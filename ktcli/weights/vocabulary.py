@@ -165,7 +165,8 @@ def byte_level(patterns: Sequence[str], model: Json, *, nfc: bool = False) -> Js
 
 
 def splits(ids: Mapping[Word, int]) -> Iterator[tuple[int, int, int]]:
-    """Yields the ids of (token, left part, right part) for every way to cut a token into two tokens.
+    """Yields the ids of (token, left part, right part) for every way to cut a token into two tokens, of which the left
+    one is shorter than MAX_LETTERS.
 
     The output is bounded, since a small file can give more than memory holds.
 

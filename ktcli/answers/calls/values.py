@@ -36,7 +36,9 @@ class Tools:
         return cls(found)
 
     def is_text(self, tool: str, key: str) -> bool:
-        """Returns whether the argument `key` of a tool can only be a string: its schema allows no other type."""
+        """Returns whether the argument `key` of a tool is passed on as a string: its schema allows no other type, or
+        names none.
+        """
         return self._types(tool, key) <= {"string"}
 
     def value(self, tool: str, key: str, text: str) -> Any:

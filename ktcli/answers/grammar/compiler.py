@@ -203,7 +203,7 @@ class GrammarCompiler:
             shape: the text or the tool calls that each answer must consist of.
             style, prompt: see `grammar_of`.
         Raises:
-            UsageError: the form is invalid, or beyond a limit.
+            UsageError: the form is invalid or beyond a limit, or this model's answers cannot be held to it.
         """
         grammar = grammar_of(shape, self._tokenizer, style, prompt, self._frame)
         if len(grammar) > GRAMMAR_CHARS:

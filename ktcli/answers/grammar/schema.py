@@ -34,7 +34,8 @@ _NAMES = 8  # that tell two objects apart
 
 def checked_schema(schema: Any, field: str) -> dict[str, Any]:
     """Returns a JSON schema rewritten for the grammar compiler: with `anyOf` for each `oneOf` whose branches exclude
-    each other, and closed to properties that it does not name, unless it allows them explicitly.
+    each other, and closed to properties that it does not name, unless it allows them explicitly or has combinations of
+    schemas that cannot be resolved.
 
     Args:
         field: the schema's name in error messages.

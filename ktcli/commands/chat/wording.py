@@ -129,7 +129,7 @@ def is_piped() -> bool:
 
 
 def standard_input(*, beside: bool = False) -> str:
-    """Returns the text on standard input, read to its end; empty if it is closed.
+    """Returns the text on standard input, read to its end, without white space around it; empty if it cannot be read.
 
     Args:
         beside: whether the command line has a prompt too. Then an empty pipe whose other end only ancestors of this

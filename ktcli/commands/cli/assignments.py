@@ -20,8 +20,8 @@ def assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def settings_file(word: str) -> Given | None:
-    """Returns a pair of the word, a file name cut at 200 characters, and a dict of the settings in the file; None if
-    the word does not end in .yaml, .yml or .json.
+    """Returns (the word cut at 200 characters, a dict of the settings in the file that it names); None if the word does
+    not end in .yaml, .yml or .json, in any case.
 
     Raises:
         NotFound, UsageError: see `finetune.document.read_document`.

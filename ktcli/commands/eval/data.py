@@ -188,7 +188,7 @@ def _figures(value: RowMean) -> dict[str, float | None]:
 
 def words(loss: HeldOutLoss, text: Found | None, files: Sequence[str]) -> str:
     """Returns the result of an evaluation on held-out rows as text: a table of losses, one of comparisons with the
-    first model if there are several, and what the columns mean.
+    first model if there are several, and how the intervals were found; then the result on a text, if there is one.
     """
     width = min(80, out.width or 80)
     dropped = sum(each.rows for each in loss.data.read.dropped)

@@ -132,8 +132,8 @@ class Canvas:
 
     @classmethod
     def of(cls, stream: TextIO) -> Canvas:
-        """Returns the canvas for a stream: as wide as the terminal, and with ASCII only if the stream lacks block
-        characters.
+        """Returns the canvas for a stream: as wide as the terminal, and limited to ASCII unless the stream can show
+        block characters, see `can_draw`.
         """
         columns = shutil.get_terminal_size((WIDTH, 24)).columns
         return cls(stream, columns, plain=not can_draw(stream))

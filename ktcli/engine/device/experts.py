@@ -433,8 +433,8 @@ def _unpin(streams: Sequence[Stream], address: int) -> None:
 
 
 def spin_us(device: torch.device, threads: int) -> int:
-    """Returns the microseconds for which the CPU's threads spin before they sleep: 5000 beside a GPU if more cores are
-    usable than `threads`, else 200.
+    """Returns the microseconds for which the CPU's threads spin before they sleep: 5000 beside a GPU if this
+    process may run on more logical CPUs than `threads`, else 200.
     """
     usable = len(os.sched_getaffinity(0))
     return _SPIN_US if device.type == "cuda" and threads < usable else _SPIN_CROWDED_US

@@ -264,8 +264,8 @@ class ServerState:
         have begun.
 
         Raises:
-            KtError: as making the prompt.
-            KtError, Refusal: as `answer`.
+            KtError: the prompt cannot be made, or see `answer`.
+            Refusal: see `answer`.
         """
         _require_texts(lease.model)
         return await self.answer(lease, await self.prompt(lease.model, make), options)
@@ -285,7 +285,7 @@ class ServerState:
         Args:
             names: what the request calls the fields of its options.
         Raises:
-            KtError: as `EngineThread.submit`.
+            KtError: see `EngineThread.submit`.
             Refusal: the model generates no text, or the answers cannot be constrained as the options ask.
         """
         _require_texts(lease.model)

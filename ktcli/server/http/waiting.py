@@ -55,10 +55,12 @@ class _StreamOption(msgspec.Struct):
 
 
 def waiting(handler: Handler, style: StreamStyle | None = None) -> Handler:
-    """Returns a handler that runs `handler` and, until that has made its response, keeps the connection alive.
+    """Returns a handler that runs `handler`, and cancels it if the client disconnects meanwhile. If it takes more than
+    SILENT_S seconds and the request asks for a stream, the stream begins, with keep-alive bytes until the response is
+    made.
 
     Args:
-        style: of the streams that the handler makes; None: it makes none.
+        style: the style of the streams that the handler makes; None: it makes none.
     """
 
     @functools.wraps(handler)

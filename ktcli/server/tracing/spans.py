@@ -80,8 +80,9 @@ Trace = Callable[[Scope, float], None]
 
 
 def trace_of(provider: TracerProvider) -> Trace:
-    """Returns a function that records an ended request as OpenTelemetry spans. It takes the request's ASGI scope, as
-    `Guard` leaves it, and the time at which the request began (`time.monotonic`)."""
+    """Returns a function that records an ended request as OpenTelemetry spans, unless its path is one that programs
+    poll (`/health`, `/metrics`, `/server`, `/engine`). It takes the request's ASGI scope, as `Guard` leaves it, and the
+    time at which the request began (`time.monotonic`)."""
     from opentelemetry.propagate import extract
     from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 

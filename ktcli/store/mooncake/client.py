@@ -96,7 +96,9 @@ class MooncakeStore:
 
     @property
     def rests(self) -> bool:
-        """Whether the store is not used for at least REST_S seconds, because it did not respond or failed."""
+        """Whether the store is out of use because it did not respond or failed; it is tried again after REST_S
+        seconds.
+        """
         return self._helper is None
 
     # --- the process ----------------------------------------------------------------------------------
@@ -371,8 +373,8 @@ class MooncakeStore:
             self.writer.hurry()
 
     def flush(self, wait_s: float) -> bool:
-        """Waits until all queued KV pages and states are written, at most `wait_s` seconds; returns whether they are.
-        Any thread may call it.
+        """Waits until no KV pages and states are queued any more, at most `wait_s` seconds; returns whether that is so,
+        False if the store rests. Those that cannot be written are dropped. Any thread may call it.
         """
         until = time.monotonic() + wait_s
         while (helper := self._helper) is not None:

@@ -109,7 +109,7 @@ class MessagesBody(AnswerConstraints, kw_only=True):
         chat template, such as `tools`.
 
         Raises:
-            Refusal: a message is invalid.
+            Refusal: a message or a tool is invalid, or there is no message.
         """
         if not self.messages:
             raise bad_field("messages", "must not be empty")

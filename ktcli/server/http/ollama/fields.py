@@ -207,7 +207,7 @@ class OllamaChatBody(OllamaBody):
         """Returns the conversation to be answered: its messages, and the template's variables, tools among them.
 
         Raises:
-            Refusal: a message is invalid.
+            Refusal: a message or a tool is invalid.
         """
         last = last_question([each.get("role") for each in self.messages])
         messages = [

@@ -66,7 +66,7 @@ class ChatBody(Sampled):
         """Returns the conversation to be answered: its messages, and the template's variables, tools among them.
 
         Raises:
-            Refusal: a message is invalid.
+            Refusal: a message, a tool or another field is invalid.
         """
         if not self.messages:
             raise bad_field("messages", "must not be empty")

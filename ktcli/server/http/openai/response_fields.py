@@ -163,7 +163,7 @@ class ResponseBody(Sampled):
         Args:
             turn: the items to be answered, see `turn_of`; None: those of the request alone.
         Raises:
-            Refusal: an item is invalid.
+            Refusal: an item, a tool or another field is invalid.
         """
         self._refuse_what_is_not_there()
         turn = turn or Turn(self.own_items)
