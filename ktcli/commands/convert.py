@@ -36,8 +36,8 @@ CalibrateOpt = Annotated[
     str,
     option(
         "--calibrate auto|built-in|off|FILE",
-        "Make formats of 4 and 6 bits most precise where activations are large, as a text (a file or the built-in one), an"
-        " importance file or an imatrix in GGUF tells. Default: auto, what an earlier calibration found, else the"
+        "Make formats of 4 and 6 bits most precise where activations are large, as a text (a file or the built-in one),"
+        " an importance file or an imatrix in GGUF tells. Default: auto, what an earlier calibration found, else the"
         " built-in text where that is quick.",
     ),
 ]
