@@ -145,11 +145,11 @@ def cut_typed_dense(f: Fields, layers: int) -> dict[str, Any]:
 
 
 def cut_listed_dense(f: Fields, layers: int) -> dict[str, Any]:
-    """Returns a copy of the config `f` shortened to the first `layers` layers; the last of them has routed experts if
-    `layers` is at most `decoder_sparse_step` or a multiple of it.
+    """Returns a copy of the config `f` shortened to the first `layers` layers, at least one of them with routed
+    experts: the last one, where there would be none.
     """
-    return {
-        **cut_layers(f, layers),
-        "mlp_only_layers": [i for i in _listed_dense(f) if i < layers - 1],
-        "decoder_sparse_step": min(_sparse_step(f), layers),
-    }
+    listed = [i for i in _listed_dense(f) if i < layers - 1]
+    step = min(_sparse_step(f), layers)
+    if all(i in listed or (i + 1) % step for i in range(layers)):
+        step = 1
+    return {**cut_layers(f, layers), "mlp_only_layers": listed, "decoder_sparse_step": step}

@@ -50,6 +50,14 @@ def test_dense_layers_in_the_middle_are_cut_with_the_rest():
     assert build(cut(mixed, 5)).spec.moe_layers == 3
 
 
+@pytest.mark.parametrize("layers", range(1, 9))
+@pytest.mark.parametrize("listed", [[1], [1, 3], [1, 3, 5, 7]])
+def test_dense_layers_that_are_listed_where_every_other_is_dense(listed: list[int], layers: int):
+    dense = config("qwen3-30b-a3b", decoder_sparse_step=2, mlp_only_layers=listed)
+    spec = build(cut(dense, layers)).spec
+    assert (spec.layers, spec.moe_layers >= 1) == (layers, True)
+
+
 def test_experts_in_every_other_layer_only():
     assert build(cut(config("qwen3-30b-a3b", decoder_sparse_step=2), 1)).spec.moe_layers == 1
 
