@@ -106,7 +106,7 @@ def _without_middle(text: str, most: int) -> str:
 
 def predicted(tok_s: float) -> str:
     """Returns a predicted speed in tokens per second for people, with two significant digits: '1.6', '16', '160',
-    '5,300'.
+    '5,300'; below 1 with one decimal.
     """
     digits = float(f"{tok_s:.2g}")
     return f"{digits:.1f}" if digits < 10 else f"{digits:,.0f}"
@@ -152,7 +152,7 @@ def interrupted(said: str) -> Iterator[None]:
 @contextmanager
 def refusals(said: str, *, hint: str = "") -> Iterator[None]:
     """Opens a context in which an OSError becomes a KtError whose message is `said` and the system's reason: "cannot
-    write FILE: no space left on device".
+    write FILE: No space left on device".
     """
     try:
         yield

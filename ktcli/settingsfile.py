@@ -337,7 +337,7 @@ def write(of: Path, text: str) -> None:
 
 
 def template() -> str:
-    """Returns the text of a new settings file, in which every setting is in a comment."""
+    """Returns the text of a new settings file, in which every setting that it may have is in a comment."""
     parts = [HEADING]
     for setting in TABLE:
         if setting.kept:

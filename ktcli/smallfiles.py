@@ -207,7 +207,7 @@ def make_folder(path: Path, variable: str = "KT_HOME", example: str = "~/kt") ->
     another path, such as `example`.
 
     Raises:
-        KtError: the folder cannot be created or written.
+        KtError: the folder cannot be created.
     """
     hint = f"set {variable} to a writable folder, for example: export {variable}={example}"
     with refusals(f"cannot create the folder {path}", hint=hint):

@@ -60,7 +60,7 @@ def pack_adapter(adapter: Adapter, name: str, recipe: Recipe, *, exact: bool) ->
         exact: whether factors are f32; else bf16, rounded to nearest even where they are not.
     Raises:
         UsageError: the adapter changes weights that the conversion rescaled by factors that it did not store.
-        BadCheckpoint: a factor is NaN or Inf, or a file cannot be read.
+        BadCheckpoint: a factor or norm gain is NaN or Inf, or a file cannot be read.
     """
     _require_unscaled(adapter, name, recipe)
     layouts = [_Layout.of(update) for update in adapter.updates]

@@ -189,8 +189,8 @@ class Targets:
         return next((each for each in found if each is not None and each.name.endswith(ends)), None)
 
     def nearest(self, module: str) -> str:
-        """Returns the name of the model's target whose spelling is most similar to `module`, for error messages; "" if
-        none is similar.
+        """Returns the name of the model's target whose spelling is most similar to `module`, for error messages,
+        leaving out modules that each expert has; "" if none is similar.
         """
         known = [name for name in self.by_name if EACH not in name]
         return next(iter(get_close_matches(module, known, 1, 0.6)), "")

@@ -59,7 +59,7 @@ class StopStrings:
 
 
 def overlap(text: str, stop: str) -> int:
-    """Returns the number of characters of the longest end of `text` with which `stop` begins; 0 if there is none."""
+    """Returns the length of the longest end of `text` with which `stop` begins, all of `stop` aside; 0 if none."""
     at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while at >= 0 and not stop.startswith(text[at:]):
         at = text.find(stop[0], at + 1)

@@ -54,7 +54,7 @@ def load(
         device: "auto", "cpu", "cuda" or "cuda:N"; None: the setting `device`, else "auto".
         context: the most tokens of a conversation; None: the model name's preset, the setting `context`, else as the
             plan for the memory allows.
-        threads: the number of CPU threads; None: the setting `threads`, else one per physical core.
+        threads: the number of CPU threads; None: the setting `threads`, else one per performance core.
         kv: the number format of the KV cache, "bf16" or "fp8"; None: the setting `kv`, else "bf16".
         parallel: the number of prompts that are answered at the same time, each with the whole context; others wait.
         pull: whether a model that is not on this machine may be downloaded.

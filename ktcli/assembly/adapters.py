@@ -75,7 +75,7 @@ def base_of(settings: AdapterSettings, asked: str | None, listener: Listener = S
     Args:
         asked: the name that the user gave; None: the one that its config has counts.
     Raises:
-        NotFound, UsageError: the base model is not on disk and not in the catalogue.
+        NotFound, UsageError: the base model is not named, or not on disk and not in the catalogue.
     """
     if asked is not None:
         found = _base_named(asked)
@@ -155,10 +155,10 @@ def _is_it(text: str, found: BaseModel) -> bool:
 
 def located(text: str) -> tuple[AdapterEntry | None, Path]:
     """Returns an adapter's entry in the library and its folder. A text with a slash, or a dot or tilde in front, is a
-    path, whose entry is None if the folder is not in the library; any other text is a name in the library.
+    path, which is not looked at, and its entry None if it is not in the library; any other text is a name there.
 
     Raises:
-        NotFound: there is neither. BadCheckpoint: its manifest is damaged.
+        NotFound: the library has no adapter of this name. BadCheckpoint: its manifest is damaged.
     """
     if "/" in text or text.startswith((".", "~")):
         folder = Path(os.path.expanduser(text)).absolute()

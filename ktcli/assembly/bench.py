@@ -160,7 +160,7 @@ def plan_trial(trial: Trial, listener: Listener = SILENT) -> PlannedTrial:
 
     Raises:
         UsageError: an option does not fit this model or machine.
-        NotEnoughMemory: not even one layer fits.
+        NotEnoughMemory: not even one layer fits, or a GPU that was asked for cannot hold what must lie on it.
         DeviceError: a GPU was asked for, and there is none or it cannot be used.
     """
     wanted, subject = trial.wanted, trial.subject

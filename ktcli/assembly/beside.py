@@ -68,10 +68,10 @@ def fit_beside(ready: Ready, how: Opening, held: HeldMemory) -> MemoryFit:
     """Returns the memory that a converted model needs, what is free for it beside the loaded models `held`, and whether
     it fits; nothing is loaded.
 
-    If it and one of the loaded models both use a GPU, it does not fit.
+    If it may use a GPU and one of the loaded models uses one, it does not fit.
 
     Raises:
-        UsageError, DeviceError: an option does not fit this model or machine. BadPack: its files are damaged.
+        NotEnoughMemory: a GPU was asked for that cannot hold what must lie on it. Others: as `planner_for`.
     """
     planner = planner_for(ready, how)
     free = max(0, planner.host.available_bytes - held.owed_bytes)

@@ -53,7 +53,7 @@ def read_text(entry: Entry, path: Path) -> CalibrationText:
     dialogues of the built-in text are rendered with the model's chat template.
 
     Raises:
-        UsageError: the file is not text, or has fewer than LEAST tokens.
+        NotFound: the file cannot be read. UsageError: it is not text, or has fewer than LEAST tokens.
     """
     passage = read_passage(path)
     if "\0" in passage.text:

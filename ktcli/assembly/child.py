@@ -135,8 +135,8 @@ class LoggedChild:
             self._child.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kills the child process and all processes of its group at once, even if the child has ended; waits for the
-        end of its output.
+        """Kills the child process and all processes of its group at once, even if the child has ended; waits up to 2
+        seconds for the end of its output.
         """
         kill(self._child)
         self.heard()

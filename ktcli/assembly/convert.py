@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 def recipe_for(entry: Entry, experts: str | None = None, dense: str | None = None) -> Recipe:
-    """Returns the recipe of a conversion (its number formats of experts and of dense matrices): the formats asked for,
-    else those of the catalogue, else those that suit the checkpoint's own number format, else the defaults.
+    """Returns the number formats of a conversion: those asked for, else those of the catalogue, else those that suit
+    the checkpoint's own format, else the defaults. Raises UsageError if there is no format of such a name.
     """
     profile = catalog.find(entry.name)
     if profile is not None:
@@ -43,7 +43,7 @@ def _config(entry: Entry) -> Mapping[str, Any]:
 
 def recipe_named(entry: Entry, formats: str) -> Recipe:
     """Returns the recipe (number formats) that `formats`, "<experts>-<dense>", names; where one or both names are
-    missing, `recipe_for` chooses.
+    missing, `recipe_for` chooses; raises as it.
     """
     experts, dense = split_pair(formats)
     return recipe_for(entry, experts or None, dense or None)
@@ -64,7 +64,7 @@ def convert_entry(
     Args:
         merged: opens the checkpoint with an adapter in its weights; None: as it is.
     Raises:
-        UsageError: the recipe says that it is calibrated, and nothing says how.
+        UsageError: the recipe says that it is calibrated, and nothing says how. Others: as `weights.convert_source`.
     """
     _require_calibration(entry, recipe, calibration)
     from ktcli.assembly.host import team_to_convert

@@ -33,7 +33,7 @@ def install(row: ExternalEngine, source: Path | None, listener: Listener) -> Ins
     Args:
         source: a folder with the wheels; None: the package index of pip's settings.
     Raises:
-        Busy: another process installs it. UsageError: this machine or the folder lacks something.
+        Busy: another process installs it. UsageError, DeviceError: this machine or the folder lacks something.
         HubError: a package cannot be fetched, or is not what was pinned.
         NotEnoughDisk, KtError: it cannot be written.
     """
@@ -63,7 +63,7 @@ def require_machine(row: ExternalEngine) -> None:
     """Checks that this machine has the Python, C library, GPU and libraries that an external program needs.
 
     Raises:
-        UsageError: the machine lacks something. DeviceError: a GPU is needed, and there is none.
+        UsageError: the machine lacks something. DeviceError: it needs a GPU, and there is none that it can use.
     """
     first, last = row.pythons
     minor = sys.version_info.minor

@@ -24,7 +24,7 @@ def fetch(
     snapshot: Snapshot | None = None,
     limit_bps: int | None = None,
 ) -> Entry:
-    """Downloads a model's repository into the library, with a progress bar; returns its entry in the library.
+    """Downloads a model's repository into the library, with a progress bar; returns its entry, see `download.pull`.
 
     Args:
         snapshot: what the hub said of it already; None: it is asked.

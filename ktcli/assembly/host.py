@@ -67,8 +67,8 @@ def host_here(
     restrict them.
 
     Args:
-        threads: the number of threads; None: as KT_THREADS says.
-        numa: the teams and their memory; None: as KT_NUMA says.
+        threads: the number of threads; None: as KT_THREADS or the setting `threads` says.
+        numa: the teams and their memory; None: as KT_NUMA or the setting `numa` says.
         torch: whether PyTorch is installed.
         isa: the row of kernels; None: as KT_ISA says.
     Raises:
@@ -100,8 +100,8 @@ def team_here(threads: int | None = None, numa: Numa | None = None, isa: str | N
 
 
 def team_to_convert(threads: int | None = None) -> Pool:
-    """Returns a native thread pool of one team over all cores, its memory on any NUMA node: converted data passes
-    through it once.
+    """Returns a native thread pool, started, of one team of `team_size` threads, its memory on any NUMA node:
+    converted data passes through it once.
 
     Raises:
         UsageError, NativeError: as `team_here`.
@@ -111,7 +111,7 @@ def team_to_convert(threads: int | None = None) -> Pool:
 
 
 def usable(machine: Machine, asked: str, listener: Listener = SILENT) -> bool:
-    """Returns whether torch can use a GPU of this machine; the listener is told the reason if not.
+    """Returns whether torch can use a GPU of this machine; the listener is told why one that is there is not used.
 
     Raises:
         DeviceError: a GPU was asked for and cannot be used.

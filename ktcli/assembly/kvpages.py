@@ -36,7 +36,7 @@ class PageWatch(PageObserver, RecordObserver, Protocol):
 
         Args:
             root: the key of the empty prefix, from which the keys of pages follow, for requests without salt and
-                adapter.
+                without an adapter other than the one that the model was opened with.
             medium: where its KV pages are: "GPU" or "CPU".
         """
 

@@ -82,8 +82,8 @@ SILENT = Silent()
 
 
 def announce_library(listener: Listener) -> None:
-    """Tells the listener, as a note, that a new library is created if KT_HOME names a folder that does not exist yet:
-    another one may be meant, on a disk that is not mounted.
+    """Tells the listener, as a note, that a new library is created if the setting `home` (or KT_HOME) names a folder
+    that does not exist yet: another one may be meant, on a disk that is not mounted.
     """
     home = config.home()
     if config.stated("home").text and not home.exists():

@@ -36,7 +36,7 @@ def load(ready: Ready, wanted: Wanted, listener: Listener = SILENT) -> Engine:
         UsageError: an option does not fit this model or machine.
         NotEnoughMemory: the plan does not fit; nothing was loaded.
         DeviceError: a GPU was asked for and cannot be used.
-        BadPack: the files are damaged.
+        BadPack: the files are damaged. NotFound, BadCheckpoint: as `with_room`.
     """
     with library.repairable(ready.pack):
         pack = Pack.open(ready.pack)

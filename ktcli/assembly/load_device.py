@@ -78,7 +78,7 @@ def load_as_planned(
         device_of: the torch device of a GPU's number.
     Raises:
         NotEnoughMemory: main memory does not suffice.
-        DeviceError: a GPU that was asked for failed, but not because its memory was full.
+        DeviceError: a GPU that was asked for, or any under placement rules, failed other than by full memory.
     """
     request, lowered = attempt.planner.request, False
     while plan.device is not None:

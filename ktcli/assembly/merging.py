@@ -70,7 +70,7 @@ def merged_base(entry: Entry, adapter: str, name: str | None, listener: Listener
         adapter: a name in the library, or a folder.
         name: what the merged model is to be called; None: it is named after both.
     Raises:
-        NotFound: there is no such adapter. UsageError: the name is taken by another model.
+        NotFound, BadCheckpoint: there is no such adapter, or it is damaged. UsageError: the name is taken or not valid.
     """
     found, folder = located(adapter)
     settings = read_settings(folder)

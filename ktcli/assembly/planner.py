@@ -46,7 +46,7 @@ class Planner:
     request: Request
 
     def place(self, request: Request | None = None) -> Plan:
-        """Returns the plan of the model on this machine for a request; None: for the planner's own request."""
+        """Returns the plan of the model on this machine for a request (None: the planner's own); raises as `place`."""
         return place(self.model, self.host, request or self.request)
 
     def on(self, available_bytes: int) -> Planner:
@@ -85,7 +85,7 @@ def planner_of(
 
 def host_for(machine: Machine, wanted: Wanted, *, torch: bool) -> Host:
     """Returns the facts about a machine that the planner uses for an engine with these options: an exact engine runs in
-    one team of threads, on the portable row of kernels unless one is named.
+    one team of threads, on the portable row of kernels unless one is named. Raises as `require_rows` and `host_here`.
     """
     row = wanted.row
     require_rows(wanted, machine.cpu.isa)
@@ -102,7 +102,7 @@ def informed(
     warn: Callable[[str], object] = SILENT.warn,
 ) -> Request:
     """Returns the request with measurements of earlier runs of a converted model added: which experts are used most,
-    how many bytes of each GPU may be used, how long a layer takes.
+    how many bytes of each GPU may be used, how long a layer takes. Raises as `candidates`.
     """
     found = heat.read(pack, (spec.moe_layers, spec.experts), warn)
     known = replace(request, heat=None if found is None else found.counts)

@@ -42,7 +42,7 @@ def at_hand(name: str) -> Ready | None:
 
     Raises:
         UsageError: the name means nothing, or a conversion to other formats than it says.
-        NotFound, BadCheckpoint: there is no such adapter, or its manifest is damaged.
+        NotFound, BadCheckpoint: as `meant`, or there is no such adapter, or its manifest is damaged.
     """
     model, adapter = split_adapter(name)
     found = usable(*meant(model))

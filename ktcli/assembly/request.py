@@ -135,7 +135,7 @@ class Wanted:
         """Returns the request to the planner for a model in the number formats of `recipe`, with these options.
 
         Args:
-            where: the device; on the CPU the other GPU options are ignored.
+            where: the device; on the CPU, of the other GPU options only placement rules and deferral count.
         Raises:
             UsageError, NotFound: as `DeviceWords.apply`.
         """
@@ -147,7 +147,7 @@ class Wanted:
     @property
     def row(self) -> str | None:
         """The name of the row of CPU kernels (instruction set) that the options or the placement rules ask for; None:
-        neither does.
+        neither does. Raises as `read_rules`.
         """
         rules = self.device.rules()
         return self.isa or (rules.kernel if rules else None)

@@ -47,7 +47,7 @@ def served_facts(subject: Subject, listener: Listener = SILENT) -> ServedFacts:
     cache, and the speed at which it reads prompts.
 
     Raises:
-        UsageError: the model has no KV pages.
+        UsageError: the model has no KV pages. Others: as `plan_subject`.
     """
     spec = build(subject.config).spec
     wanted = Wanted(

@@ -170,7 +170,7 @@ def fetch_head(client: Hub, snapshot: Snapshot, head: Path, watcher: Watcher) ->
     manifest of all of them there; returns the manifest.
 
     Raises:
-        HubError: the hub does not give what its weight files are verified with.
+        HubError: the hub does not respond, or does not give what its weight files are verified with.
     """
     files = wanted(snapshot)
     weights = [file for file in files if file.name.endswith(WEIGHTS)]

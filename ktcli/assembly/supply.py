@@ -71,7 +71,7 @@ class HubSupply:
         that exist already.
 
         Raises:
-            NotEnoughDisk: there is less room than pack and files will take together.
+            NotEnoughDisk: there is less room than pack and files will take together. HubError, NotFound: the hub fails.
         """
         folder, pack = self._head / SHARDS, self._head.parent
         scratch = folder / SCRATCH
@@ -117,7 +117,7 @@ class HubSupply:
     @contextmanager
     def at_hand(self, file: WeightFile) -> Iterator[None]:
         """Opens a context, without a value, in which the checkpoint's weight files that `file` of the pack is made from
-        are on the disk. It first waits for their download, and at its end removes those that no later file needs.
+        are on the disk. It waits for their download, raises what stopped it, and ends by removing those not needed.
         """
         transfer, folder = self._transfer, self._head / SHARDS
         step = self._schedule.steps[self._done]

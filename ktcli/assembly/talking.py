@@ -209,7 +209,7 @@ def planner_for(ready: Ready, how: Opening) -> Planner:
     nothing is loaded.
 
     Raises:
-        UsageError, DeviceError: an option does not fit this model or machine. BadPack: its files are damaged.
+        UsageError, DeviceError: an option does not fit. NotFound, BadCheckpoint: its files or adapter cannot be read.
     """
     pack = Pack.open(ready.pack)
     model = build(pack.config)
@@ -219,7 +219,7 @@ def planner_for(ready: Ready, how: Opening) -> Planner:
 
 def plan_of(ready: Ready, how: Opening) -> Plan:
     """Returns the plan of a converted model (the place of its parts, bytes and predicted speed) as it would be loaded
-    now; nothing is loaded. Raises as `planner_for`.
+    now; nothing is loaded. Raises as `planner_for`, and NotEnoughMemory if a GPU that was asked for is too small.
     """
     return planner_for(ready, how).place()
 

@@ -81,7 +81,7 @@ class EvalRequest:
 
         Raises:
             UsageError: the stride is longer than a window, which would leave out tokens; or `split` is combined with a
-                GPU, placement rules or deferred experts.
+                device other than the CPU, placement rules or deferred experts.
         """
         if self.split and (self.device.device != CPU or self.device.placement is not None):
             raise UsageError(

@@ -123,8 +123,8 @@ class Chat(BaseChat):
         return self._sampler.seed
 
     def restore(self, saved: Saved) -> None:
-        """Replaces the conversation and its settings by those of a saved one, see `BaseChat`; ids of the same model
-        are reused.
+        """Replaces the conversation and its settings by those of a saved one, see `BaseChat`; answers keep the
+        ids that were generated if these decode to their text.
         """
         super().restore(saved)
         whole = self._prompts.is_whole

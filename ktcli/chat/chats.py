@@ -77,7 +77,7 @@ def plain_name(name: str) -> str:
 
 
 def require_free(path: Path) -> None:
-    """Raises an error if a chat saved at this path would have the name of another chat, or the reserved name "last".
+    """Raises an error if a chat saved at this path would have the name of a log beside it, or the reserved name "last".
 
     Raises:
         UsageError: the name is taken or reserved.

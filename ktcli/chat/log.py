@@ -169,7 +169,7 @@ class Log:
         return cls(path, descriptor, size), saved
 
     def add(self, records: list[Record], content: Any, *, sync: bool) -> None:
-        """Appends records to the log file, all or none; overwrites the remains of an append that failed.
+        """Appends records to the log file; first cuts off what an append that failed has left behind.
 
         Args:
             content: the value of the attribute `content` once the records are written.

@@ -256,7 +256,7 @@ class LastRead:
 
     def answered(self, text: str, ids: Sequence[int], depths: bytes) -> None:
         """Appends an answer, its ids, and a byte for each that says how it was computed (`depths`), to the last
-        prompt.
+        prompt; does nothing if there is none.
         """
         if self._about is not None and len(self._ids) + len(ids) <= MOST_IDS:
             self._late.append((len(self._ids), depths))

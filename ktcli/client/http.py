@@ -69,7 +69,7 @@ class HttpClient:
             silence_s: the seconds without a byte after which the request is given up.
             connect_s: the seconds in which the connection must be made.
         Raises:
-            ServerFailed: the request failed. NoResponse: no response came, but a later request may succeed.
+            ServerFailed: TLS failed. NoResponse: no response came.
         """
         import requests  # most commands ask no server
         from urllib3.exceptions import HTTPError

@@ -61,7 +61,7 @@ class ServerClient:
             body: the JSON body of the request, without the fields that ask for a stream.
         Raises:
             ContextFull: the server says that the conversation does not fit. NotFound: it has no such model.
-            ServerFailed: it fails, refuses, or the stream breaks off.
+            UsageError: the key is missing or wrong. ServerFailed: it fails, refuses, or the stream breaks off.
         """
         body = {**body, "stream": True, "stream_options": {"include_usage": True}}
         with self._http.asked("POST", "/v1/chat/completions", body, silence_s=SILENCE_S) as reply:

@@ -260,7 +260,7 @@ def record_machine(machine: Machine, path: Path) -> None:
     """Writes a description of this machine to a file that `kt plan --machine` reads, without the path of the library.
 
     Raises:
-        UsageError: the file cannot be written.
+        KtError: the file cannot be written.
     """
     disk = replace(machine.disk, path="") if machine.disk else None
     _write(path, profile.document(replace(machine, name=path.stem or "recorded", disk=disk)))
@@ -271,7 +271,7 @@ def write_report(found: Mapping[str, Any], path: Path) -> None:
     system, without names, folders and tokens.
 
     Raises:
-        UsageError: the file cannot be written.
+        KtError: the file cannot be written.
     """
     variables = {key: value for key, value in os.environ.items() if key.startswith("KT_")}
     report = {

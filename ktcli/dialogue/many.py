@@ -65,7 +65,7 @@ def ended(
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[PromptAnswer]:
     """Submits answers as the scheduler has room, and yields each when it has ended, until all have or `cancelled`
-    returns True. If one fails, or the iterator is closed, the others are cancelled.
+    returns True. Then, or if one fails or the iterator is closed, those still in progress are cancelled.
 
     Raises:
         Exception: an answer failed.

@@ -66,7 +66,7 @@ class SharedScheduler:
         Args:
             sampler: goes on with this random sequence; None: a new one.
             conversation: the conversation that the request belongs to, for whose next request the engine keeps prompt
-                and answer; None: none.
+                and answer unless it has other requests by then; None: none.
             goes_on: whether it is the rest of an answer that has just ended, see `Scheduler.submit`.
         Raises:
             QueueFull, ContextFull, UsageError: see `Scheduler.submit`.
@@ -177,7 +177,7 @@ class SharedSession:
 
     def step(self) -> list[Event]:
         """Returns the events of the last request that have arrived, such as its next tokens; runs a step of the engine
-        first if there are none.
+        first if there are none, or the request was cancelled.
         """
         if not self._events or (self._answer is not None and self._answer.cancelled):
             self._scheduler.step()

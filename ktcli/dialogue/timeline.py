@@ -83,7 +83,7 @@ def common(before: Sequence[int], now: Sequence[int]) -> int:
 
 def lost(before: Timeline, now: Timeline, reused: int, decode: Decode) -> Loss | None:
     """Returns which cached tokens the second of two prompts of a conversation cannot reuse: from which token on, how
-    many, and why; None if it reuses all.
+    many, and why; None if it reuses all, or all but the last few, less than a page.
 
     Args:
         before: what was read and answered last.

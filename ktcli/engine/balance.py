@@ -85,10 +85,11 @@ def best_piece(
     Args:
         choices: the sizes, ascending, with their times in the middle of the prompt.
         decode_s: the seconds of a step of answers alone.
-        longest_s: the most seconds of a step; None: MOST_S, and then the smallest piece with which the fractions of
-            `shares`, added up, are at least 95 % of the best. If even the smallest piece takes longer, the smallest one
-            that reads at least at half the speed of a whole chunk is chosen.
-        before: the size chosen before, which stays while it is within 2 to 3 % of the best.
+        longest_s: the most seconds of a step: the smallest piece is chosen whose `satisfaction` is at least 99 % of
+            the best; None: MOST_S, and the smallest one with which the fractions of `shares`, added up, are at least
+            95 % of the best. If even the smallest takes longer: the smallest one that reads at least at half the speed
+            of a whole chunk, or else the largest.
+        before: the size chosen before, which stays while it is about as good, by a margin of 2 %.
     """
     most_s = MOST_S if longest_s is None else longest_s
     short = [choice for choice in choices if choice.mixed_s <= most_s]

@@ -185,11 +185,11 @@ class Question:
 
 
 def best_length(question: Question, times: StepTimes) -> int:
-    """Returns the number of ids to draft, 0 to len(chances), that gives the most expected tokens per second; 0 unless
-    that is over 2 % more than without a draft.
+    """Returns the number of ids to draft, 0 to len(chances), that gives the most expected tokens per second, within
+    what the draft `may_cost`; 0 unless that is over 2 % more than without a draft.
 
-    If the step is of one row and no step of 2 or 3 rows was measured recently, up to 2 ids are tried where they are
-    right with a probability above 0.5.
+    If it would be 0, the step is of one row and none of 2 or 3 rows was measured recently, up to 2 ids are tried, if
+    all of them are right with a probability above 0.5.
     """
     chances = question.chances[: _affordable(question, times)]
     tokens, all_right, repeated = 1.0 + question.beside, 1.0, 0.0

@@ -38,7 +38,7 @@ def how_to_read(record: bytes, n: int, *, latent: bool, within: int | None = Non
         record: how the prompt's first ids were computed before, a byte for each; later ids were not computed.
         n: the number of ids of the prompt.
         latent: whether the model has latent attention.
-        within: ids from this index on are not expanded (0x80 not set), except those of `record`; None: each may be.
+        within: only ids before this index, or of `record`, may take the expanded form (0x80 not set); None: any may.
     """
     record = record[:n].rstrip(b"\0")
     before, most = len(record), max(0, n - 1 if within is None else min(n - 1, within))

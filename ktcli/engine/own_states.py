@@ -41,7 +41,7 @@ class OwnStates:
 
     def go_on(self, length: int) -> None:
         """Makes the state that the step has written the sequence's current one; the state before it, of `length`
-        positions, becomes spare: it can be restored until its slot is reused.
+        positions, becomes spare, unless others hold its slot: it can be restored until the slot is reused.
         """
         ticket = self.pool.spare(self.slot) if self.slot >= 0 else None
         if ticket is not None:

@@ -57,7 +57,9 @@ class Pace:
         self._factor = 0.0  # of the model's seconds that steps take which read prompts
 
     def record(self, answers: int, piece: PromptPiece, seconds: float) -> None:
-        """Records that a step that computed `answers` rows of answers and read `piece` of prompts took `seconds`."""
+        """Records that a step that computed `answers` rows of answers and read `piece` of prompts took `seconds`; does
+        nothing if the piece has 1 to 15 tokens.
+        """
         if piece.tokens >= PIECE_STEP:
             modelled_s = self._modelled.seconds(answers, np.array([piece.tokens]), piece.start)
             self._factor = _newer(self._factor, seconds / float(modelled_s[0]))

@@ -55,8 +55,8 @@ class PageIndex:
 
     def longest(self, previous: bytes, ids: Ids, depths: Depths) -> CommonBeginning | None:
         """Returns the page that follows the prefix with the key `previous` and has the most leading ids in common with
-        `ids`, and the number of these ids; of several such pages, the one sealed last. None: no page has even the first
-        id in common.
+        `ids`, and the number of these ids; of several such pages, the one sealed last. Of pages with the same first id
+        only the 32 sealed last are compared. None: no page has even the first id in common.
 
         Args:
             ids: [n], at least 1.

@@ -108,7 +108,7 @@ class PagePool:
 
     def take(self, n: int) -> list[int]:
         """Allocates `n` pages with one reference each; returns their numbers: free pages first, then idle ones, the
-        least recently used first.
+        least recently used first and favoured ones last.
 
         Raises:
             PoolFull: fewer are available; none was taken.

@@ -37,6 +37,9 @@ class PagedMemory(Protocol):
     def saved_page(self, page: int) -> U8Array:
         """Returns the bytes of the KV-cache page with this number as they are stored; any thread may ask for a sealed
         page, which is not written any more.
+
+        Raises:
+            DeviceError: the device that has them failed.
         """
 
     def page_room(self, page: int) -> U8Array:

@@ -53,7 +53,7 @@ class Pooled:
 
     def take(self, position: int, rows: Sequence[Logits]) -> None:
         """Adds the hidden rows of the prompt's tokens from `position` on, one for each token; rows that were added
-        before are skipped.
+        before, or that lie before the first that counts, are skipped.
         """
         for row in rows[max(0, self._next - position) :]:
             self._take(row.values)

@@ -86,8 +86,8 @@ class Pools:
         self.waiting.append(close)
 
     def begin(self) -> None:
-        """Begins an operation on pages and states: garbage-collected sequences are closed now, and then none until the
-        matching `end`.
+        """Begins an operation on pages and states: if it is the outermost one, garbage-collected sequences are closed
+        now, and then none until the matching `end`.
         """
         self.depth += 1
         self._settle()

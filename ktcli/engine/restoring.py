@@ -60,8 +60,8 @@ class ReadingWorth:
 
     def pays(self, n_tokens: int, labels: Numbers[PageLabel], store: Store | None = None) -> bool:
         """Returns whether reading these pages and states from stores is expected to be faster than computing `n_tokens`
-        tokens, or fits into the time that `begin` allows for measuring a store of unknown speed; True while the speed
-        of computing is unknown.
+        tokens, or fits into the time that `begin` allows for measuring a store of unknown speed (if `store` is given,
+        only reading the first of them must fit); True while the speed of computing is unknown.
 
         Args:
             labels: the labels of the pages and states to read.
@@ -101,8 +101,8 @@ class Restorer:
 
     def bring(self, content: Content, have: int) -> None:
         """Reads the pages and states of the longest stored prefix of a sequence's ids, but not of all of them, from
-        stores into free memory, as far as that is faster than computing, and seals them, so that they are found as
-        cached.
+        stores into memory that no sequence holds, as far as that is faster than computing, and seals them, so that
+        they are found as cached.
 
         Args:
             content: the ids, and how each is to be computed.

@@ -152,7 +152,7 @@ class Sequence:
             temperature, defer, chunk: see `Run`.
         Raises:
             ContextFull: the context has too few positions for the ids.
-            PoolFull: other sequences hold the pages or states; this one is as it was.
+            PoolFull: other sequences hold the pages or states; this one has the ids it had.
         """
         n = ids.size
         end = self.length + n

@@ -94,6 +94,7 @@ class Session:
             ContextFull: the ids do not fit into the context; nothing was appended.
             PoolFull: other sequences hold the pages for them.
             UsageError: there are no ids, or one is outside the vocabulary.
+            KtError: the engine failed; ids of the steps before, as with PoolFull, stay appended.
         """
         fresh = self._checked(ids)
         self.sequence.plan(fresh.size)

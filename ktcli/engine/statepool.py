@@ -147,7 +147,7 @@ class StatePool:
 
     def keep(self, key: bytes, slot: int, at: Place, line: int) -> None:
         """Makes the state in a held slot a snapshot, with a reference of its own, which other sequences find by its
-        key; if the pool has its most snapshots, another one is dropped.
+        key; if the pool has its most snapshots, another one is dropped. A snapshot that has the key already stays.
 
         Args:
             key: the key of the prefix whose state it is.

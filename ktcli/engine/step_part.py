@@ -65,7 +65,7 @@ class StepPart:
 
     def computed(self, rows: Iterator[Logits]) -> None:
         """Takes the request's rows of logits, the next ones of `rows`, from the computed step, and appends the run's
-        ids to the sequence, except for drafted ones.
+        ids to the sequence, except for drafted ones (with a recurrent state, none if some are drafted).
         """
         run = self.run
         self.rows = [next(rows) for _ in range(run.first_output, run.ids.size)]
@@ -154,7 +154,7 @@ class StepPart:
 
     def account(self, seconds: float, choosing_s: float) -> None:
         """Adds a step that took `seconds` to the request's statistics, and appends the drafted ids that were right to
-        the sequence.
+        the sequence, see `Active.keep`.
 
         Args:
             choosing_s: the part of `seconds` in which tokens were chosen.

@@ -177,6 +177,9 @@ class PageMemory(PagedMemory, Protocol):
     def saved_state(self, slot: int) -> U8Array:
         """Returns the bytes of the recurrent state in a slot as they are stored; any thread may ask for a snapshot,
         which is not written any more.
+
+        Raises:
+            DeviceError: the device that has them failed.
         """
 
     def state_room(self, slot: int) -> U8Array:

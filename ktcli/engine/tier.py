@@ -177,8 +177,8 @@ class Tier:
 
     def bring(self, content: Content, have: int) -> dict[str, int]:
         """Reads the pages and states of the longest stored prefix of a sequence's ids, but not of all of them, from
-        stores into free memory, as far as that is faster than computing; returns the number of positions read from each
-        store, by its name, without stores that gave none.
+        stores into memory that no sequence holds, as far as that is faster than computing; returns the number of
+        positions read from each store, by its name, without stores that gave none.
 
         Args:
             content: the ids, and how each is to be computed.

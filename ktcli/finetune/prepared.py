@@ -121,7 +121,7 @@ def read_data(asked: Asked, texts: TextModel, listener: Listener = SILENT) -> Tr
     """Returns the samples of a run read from its data files, the order of its steps, and the samples that are held out.
 
     Raises:
-        UsageError: the data is not valid, or no sample is left to train.
+        UsageError: the data is not valid, or no sample is left to train. Others: as `read_samples`.
     """
     s = asked.settings
     read = read_samples(asked.sources, texts, s.samples, listener)
@@ -281,7 +281,7 @@ def open_run(
 
     Raises:
         UsageError: the checkpoint belongs to other data, another conversion or other settings.
-        BadCheckpoint, BadPack: files are damaged.
+        NotFound, BadCheckpoint, BadPack: a checkpoint or adapter to begin with is missing, or files are damaged.
     """
     s = asked.settings
     identity = identity_of(s, data, ready)

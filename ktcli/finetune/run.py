@@ -176,7 +176,7 @@ class FinetuneRun:
 
     def evaluate(self) -> float | None:
         """Returns the mean loss over the trained tokens of the held-out samples, in nats; None: there are no such
-        samples.
+        samples. Raises as `TrainableModel.loss`.
         """
         total, tokens = 0.0, 0
         size = evaluation_size(self._settings)

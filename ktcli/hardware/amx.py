@@ -68,9 +68,7 @@ class Facts:
 
     @property
     def in_cpu(self) -> bool:
-        """Whether CPUID lists all CPU features that kernels with AMX tiles use: tile, INT8, BF16, and tiles of full
-        size.
-        """
+        """Whether CPUID lists all AMX features that kernels with tiles use: tile, INT8, BF16, tiles of full size."""
         return self.tile and self.int8 and self.bf16 and self.shape
 
 

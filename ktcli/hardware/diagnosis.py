@@ -125,7 +125,7 @@ def diagnose(
     tuning: Tuning | None = None,
 ) -> tuple[Problem, ...]:
     """Returns the problems of a machine and of kt's installation on it: worst level first, and within a level those
-    that cost most speed.
+    that cost most speed or memory.
 
     Args:
         tiles: the verdict about AMX, if there is one.

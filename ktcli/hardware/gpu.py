@@ -116,8 +116,8 @@ class GpusFound:
 
 
 def read_gpus(root: Path) -> GpusFound:
-    """Returns the usable NVIDIA GPUs of the machine under `root`, with the driver's messages about unusable ones; no
-    GPUs if no driver is loaded or it does not answer.
+    """Returns the usable NVIDIA GPUs of the machine under `root`, of the running one those that CUDA_VISIBLE_DEVICES
+    leaves visible, with the driver's messages about unusable ones; none if no driver is loaded or answers.
     """
     if root != Path("/"):
         return _told(read(root / "nvidia-smi.csv") or "", QUERY)

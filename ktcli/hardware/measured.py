@@ -26,7 +26,7 @@ def load(cpu: Cpu, threads: int, isa: str | None = None) -> Measured | None:
     Args:
         isa: the row of kernels; None: KT_ISA, else the best.
     Raises:
-        UsageError: KT_HOME names something that is not a folder.
+        UsageError: the library folder cannot be used, such as a KT_HOME that is a file.
     """
     isa = isa or config.forced_isa() or (cpu.isa[0] if cpu.isa else "")
     found = entry(cpu, threads, isa)
@@ -55,7 +55,7 @@ def entry(cpu: Cpu, threads: int, isa: str) -> dict[str, Any]:
 
 def with_rates(gpu: Gpu) -> Gpu:
     """Returns `gpu` with the memory, copy and bf16 rates that `measured.json` holds for GPUs of its name; unchanged if
-    it holds none or invalid ones.
+    it holds none or invalid ones. Raises UsageError if the library folder cannot be used.
     """
     found = entries().get(gpu_key(gpu), {})
     try:
@@ -86,7 +86,8 @@ def path() -> Path:
 
 def entries() -> dict[str, dict[str, Any]]:
     """Returns all entries of `measured.json` by key (see `key` and `gpu_key`), each a JSON object of measurements.
-    Invalid entries are left out; empty if the file is missing or damaged.
+    Invalid entries are left out; empty if the file is missing or damaged. Raises UsageError if the library folder
+    cannot be used.
     """
     try:
         known = smallfiles.json_object(smallfiles.read_bounded(path(), MAX_BYTES))

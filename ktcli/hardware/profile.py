@@ -102,7 +102,7 @@ def read_machine(path: Path) -> Machine:
     a description such as "cpu=2x8452Y ram=512G".
 
     Raises:
-        NotFound: there is no such file; the hint names the machines that ship with kt.
+        NotFound: the file does not exist or cannot be read; the hint names the machines that ship with kt.
         UsageError: the file or text does not describe a machine.
     """
     if is_described(str(path)):

@@ -28,8 +28,8 @@ def redacted(found: Any, names: Mapping[str, str]) -> Any:
 
 
 def redacted_text(text: str, names: Mapping[str, str]) -> str:
-    """Returns `text` with the texts in `names` replaced by their values, and with access tokens, home folders, and
-    credentials in URLs masked.
+    """Returns `text` with the texts in `names` replaced by their values where no letter or digit is beside them, and
+    with access tokens, home folders, and credentials in URLs masked or removed.
     """
     for name in sorted(names, key=len, reverse=True):
         if name:

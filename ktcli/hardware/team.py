@@ -136,7 +136,7 @@ def node_teams(
     with its number of threads, the CPUs they are pinned to, and the nodes that hold its memory.
 
     - Threads are divided in proportion to the teams' cores, at least one per team.
-    - With `auto` there is one team per node, but no more teams than threads; neighbouring nodes then share a team.
+    - With `auto` there is one team per node, but no more than threads or MAX_TEAMS; neighbouring nodes then share one.
     - With N teams on fewer nodes, nodes are split in proportion to their cores; on more nodes, neighbours share a team.
       There are at least N threads. None is pinned if a team has more threads than cores.
     - With `off` there is one team over all cores.
@@ -277,7 +277,7 @@ def make_team(
     isa: str | None = None,
     tile_min: tuple[int, int, int] | None = None,
 ) -> Pool:
-    """Returns a thread pool with the threads of all `teams` started and pinned.
+    """Returns a thread pool with the threads of all `teams` started, and pinned to the teams' CPUs if they have any.
 
     Args:
         isa: the row of kernels; None: KT_ISA, else the best.

@@ -111,7 +111,7 @@ def ask(
         ready: the model with its adapter, if one of `models` is adapted.
         most: the positions that the model can have.
     Raises:
-        NotEnoughMemory: the model does not fit into memory. KeyboardInterrupt: Ctrl-C came before the first answer.
+        NotEnoughMemory: the model does not fit. KeyboardInterrupt: Ctrl-C came before all had answered a question.
     """
     engine, streams = _loaded(ready, lambda streams: how.wanted(questions, most, streams), listener)
     with Interrupt() as interrupt:

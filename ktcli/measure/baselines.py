@@ -42,6 +42,8 @@ def engine_under(
     Args:
         given, others: the arguments of `DeviceEngine`.
         on_cpu: given an expert's number of tokens, returns whether the CPU computes it; only for FIDDLER.
+    Raises:
+        UsageError: as `placement_under`.
     """
     model, recipe, source, pool, placement, *rest = given
     placed = placement_under(policy, placement)

@@ -140,7 +140,7 @@ def _stages(model: Model) -> Iterator[_Stage]:
 
 def need_bytes(model: Model, tokens: int) -> int:
     """Returns the bytes of memory that a calibration with a text of `tokens` tokens needs for the weights of its
-    largest stage (a few layers) and the residuals (hidden states) of the text, buffers not included."""
+    largest stage (usually one layer) and the residuals (hidden states) of the text, buffers not included."""
     width = largest = 0
     for stage in _stages(model):
         width = max(width, stage.recording.results[0].width)
@@ -187,7 +187,7 @@ class CalibrationRun:
         self.done = self._restored() if files else 0
 
     def run_next(self) -> None:
-        """Runs the next stage of the forward pass (a few layers) over the whole text, and adds the squares of its
+        """Runs the next stage of the forward pass (usually one layer) over the whole text, and adds the squares of its
         matrices' inputs to the sums.
 
         Raises:

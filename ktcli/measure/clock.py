@@ -34,7 +34,7 @@ class TimedRun:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The timed runs of one job, and the share of the cores that other processes used meanwhile."""
+    """The timed runs of one job, and the share of the logical CPUs that other processes used meanwhile."""
 
     runs: tuple[TimedRun, ...]
     others_share: float
@@ -62,7 +62,7 @@ class Measurement:
 
     @property
     def noisy(self) -> bool:
-        """Whether other processes used more than NOISY_SHARE (10 %) of the cores during the runs, too much for a
+        """Whether other processes used more than NOISY_SHARE (10 %) of the logical CPUs during the runs, too much for a
         reliable measurement."""
         return self.others_share > NOISY_SHARE
 
@@ -75,7 +75,7 @@ def alternate(
     progress: Callable[[int], object] = lambda done: None,
 ) -> Measurement:
     """Runs `work` `pairs` times and measures its ceiling (the machine's limit) before and after each run; returns for
-    each run its seconds and those at the ceiling, and the share of the cores that other processes used.
+    each run its seconds and those at the ceiling, and the share of the logical CPUs that other processes used.
 
     Args:
         work: does the whole work once; returns the seconds that count, or None if all do.
@@ -98,7 +98,7 @@ def alternate(
 
 
 class Others:
-    """The load of all other processes on this process's cores since the object was made."""
+    """The load of all other processes on this process's logical CPUs since the object was made."""
 
     def __init__(self, root: Path = Path("/"), cpus: Sequence[int] | None = None) -> None:
         self._stat = root / "proc" / "stat"
@@ -107,8 +107,8 @@ class Others:
         self._own = _own_seconds()
 
     def share(self) -> float:
-        """Returns the share of this process's cores that other processes used since the object was made, 0..1; 0 where
-        the kernel does not report it."""
+        """Returns the share of this process's logical CPUs that other processes used since the object was made, 0..1;
+        0 where the kernel does not report it."""
         busy, total = self._read()
         elapsed = total - self._total
         if elapsed <= 0:
@@ -117,7 +117,7 @@ class Others:
         return min(max(theirs / elapsed, 0.0), 1.0)
 
     def _read(self) -> tuple[float, float]:
-        """The seconds busy, and the seconds in all, of the cores so far."""
+        """The seconds busy, and the seconds in all, of the logical CPUs so far."""
         try:
             text = self._stat.read_text(encoding="ascii")
         except (OSError, UnicodeDecodeError):
@@ -126,7 +126,7 @@ class Others:
 
 
 def busy_seconds(stat: str, cpus: frozenset[int]) -> tuple[float, float]:
-    """Returns (busy seconds, all seconds) since the machine started, summed over the cores numbered `cpus`, from
+    """Returns (busy seconds, all seconds) since the machine started, summed over the logical CPUs numbered `cpus`, from
     `stat`, the text of /proc/stat.
 
     Time stolen by the hypervisor counts as busy.

@@ -49,7 +49,8 @@ def planned_engine(
     `setting`; `pool` has the threads of the plan's host.
 
     Raises:
-        NotEnoughMemory: the model does not fit into memory, although the plan says so.
+        NotEnoughMemory: the plan does not fit, or the model does not although its plan does.
+        UsageError: the policy cannot be combined with placement rules.
         DeviceError: the device failed.
     """
     planned = plan.device

@@ -76,12 +76,12 @@ class Endpoint:
 
     @classmethod
     def at(cls, url: str, key: str = "", model: str = "") -> Endpoint:
-        """Returns the server at the address `url`, for requests to `model`; if that is "", to the first model that the
-        server lists.
+        """Returns the server at the address `url`, for requests to `model`; if that is "", the server is asked, and the
+        first model that it lists is used.
 
         Raises:
-            UsageError: `url` is not an address, or the key is refused.
-            KtError: no server answers there, or it does not have OpenAI's API.
+            UsageError: `url` is not an address or contains a user, or the server is asked and refuses the key.
+            KtError: no server that is asked answers, or it does not have OpenAI's API.
         """
         if "@" in url:
             raise UsageError(

@@ -101,11 +101,11 @@ class Difference:
 
 
 def windows(ids: Sequence[int], length: int, stride: int, begin: int | None) -> list[Window]:
-    """Returns the overlapping windows into which a text is cut. Every id is predicted in one of them, except the first
-    of the text if `begin` is None.
+    """Returns the windows into which a text is cut. Every id is predicted in one of them, except, if `begin` is None,
+    the first of the text and, where windows do not overlap (`stride` is `length`), of each window.
 
     Args:
-        length: the number of the text's ids in a window.
+        length: the most ids of the text in a window.
         stride: the number of ids from the start of one window to that of the next, 1..length.
         begin: the id that is put before each window; None: the model has no such id, so that a window's first id is not
             predicted.

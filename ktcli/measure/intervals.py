@@ -86,8 +86,8 @@ def grouped_interval(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> 
 
 
 def block_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the means of the consecutive blocks into which the values [N] are cut, [blocks], in order; there are at
-    most MOST_BLOCKS, whose lengths differ by one at most."""
+    """Returns the means of the consecutive blocks into which the values [N], at least LEAST_VALUES, are cut, [blocks],
+    in order; there are at most MOST_BLOCKS, whose lengths differ by one at most."""
     if len(values) < LEAST_VALUES:
         raise ValueError(f"{len(values)} values, {LEAST_VALUES} are needed")
     count = min(MOST_BLOCKS, len(values) // LEAST_BLOCK)

@@ -154,7 +154,7 @@ def keeps_up(replayed: Replayed, most_wait_s: float | None = None) -> bool:
 
 def recommend(compared: Compared, most_wait_s: float | None = None) -> Recommendation:
     """Returns the cheapest change with which the user's servers keep up (see `keeps_up`), in this order: none, a
-    router, a larger cache, more servers."""
+    router, other caches, more servers; Need.MORE: no fleet does; Need.UNKNOWN: speed or times are unknown."""
     have, replays = compared.choices.have, compared.replays
     if compared.speed is None or not compared.ideal.span_s:
         return Recommendation(Need.UNKNOWN)

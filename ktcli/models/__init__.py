@@ -115,7 +115,7 @@ def cut(config: Config, layers: int) -> dict[str, Any]:
     If the model begins with `layers` or more dense layers, fewer of them are kept.
 
     Raises:
-        BadCheckpoint: unknown architecture.
+        BadCheckpoint: unknown architecture, or a field that says what the layers are is missing or invalid.
     """
     family, whole = _read(config)
     return within_text(whole, lambda text: family.cut(Fields(text), layers))

@@ -78,7 +78,7 @@ def build(f: Fields) -> Model:
 
 
 def cut(f: Fields, layers: int) -> dict[str, Any]:
-    """Returns a copy of the config `f` shortened to the model's first `layers` layers, the last of them with routed
+    """Returns a copy of the config `f` shortened to the model's first `layers` layers, at least one of them with routed
     experts.
     """
     made = cut_layers(f, layers)

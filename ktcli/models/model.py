@@ -171,7 +171,7 @@ class Model:
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
         """The declarations of the weight tensors that a pack stores, with name and shape: embedding, layers in order,
-        final norm, and the output head if there is one.
+        the mixer of residual streams, final norm, output head and biases; those that the model has.
         """
         return self.decoder.tensors
 

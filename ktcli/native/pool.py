@@ -273,6 +273,9 @@ class Pool:
     def arena(self, size_bytes: int, node: int | None = None) -> Arena:
         """Returns newly allocated, zeroed memory of at least `size_bytes` bytes on a NUMA node of the pool; if `node`
         is None, on all of them in turn.
+
+        Raises:
+            NoMemoryLeft: the system does not provide so much.
         """
         every = 0
         for memory in self._memory:

@@ -351,8 +351,9 @@ class Program:
         return self._array(ids, shape, np.int32), self._array(gate[0], shape, np.float32)
 
     def hidden(self, slots: int, width: int) -> F32Array:
-        """Returns the inputs of the down projections of the experts that ran last, f32 [slots, width], in the program's
-        own memory: a row for each (token, expert) pair, ordered by expert, then by token; valid until the next run.
+        """Returns the inputs of the down projections of the experts that ran last (rotated, if down's format rotates),
+        f32 [slots, width], in the program's own memory: a row for each (token, expert) pair, ordered by expert, then by
+        token; valid until the next run.
         """
         pointer = self._lib.kt_program_hidden(self.handle)
         require(pointer != self._ffi.NULL, "nothing hidden is kept")

@@ -49,7 +49,7 @@ def defer_experts(recording: Recording, layers: int) -> Recording:
 
 def reuse_buffers(recording: Recording) -> Recording:
     """Returns the recording with its buffers reused: one whose contents are no longer read takes the next result of the
-    same width, so that a model of sixty layers needs about as many buffers as one layer.
+    same width and kind of rows, so that a model of sixty layers needs about as many buffers as one layer.
     """
     touched = [{view.buffer: None for view in each.views} for each in recording.records]
     last = {buffer: i for i, every in enumerate(touched) for buffer in every}

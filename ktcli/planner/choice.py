@@ -32,7 +32,7 @@ def choose_experts(
     model: Model, host: Host, request: Request, kept: Format | None = None
 ) -> FormatChoice:
     """Returns the name of the most precise number format for the experts of `model` that fits the memory of `host` (the
-    smallest if none fits), and the reason as a clause. A checkpoint's own 4-bit format is kept.
+    smallest if none fits), and the reason as a clause. A checkpoint's own 4-bit format is kept. Raises as `place`.
 
     Args:
         request: the context, device and dense format to plan with.

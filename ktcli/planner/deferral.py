@@ -41,7 +41,7 @@ def require(depth: int | None, top_k: int) -> None:
     """Raises an error unless `depth` of a token's `top_k` experts can be deferred by one layer; None passes.
 
     Raises:
-        UsageError: fewer than `IMMEDIATE` of a token's experts would be left.
+        UsageError: `depth` is negative, or fewer than `IMMEDIATE` of a token's experts would be left.
     """
     most = max(0, top_k - IMMEDIATE)
     if depth is not None and not 0 <= depth <= most:
@@ -91,8 +91,8 @@ def layer_seconds(times: Times, hits: float, n: int = 0) -> float:
 
 
 def context_buckets(context: int) -> tuple[int, ...]:
-    """Returns the ascending positions from each of which the depth of deferral is chosen anew: 0, 2048, and four times
-    the last as long as it is below `context`.
+    """Returns the ascending positions from each of which the depth of deferral is chosen anew: 0, and those of 2048,
+    8192, … (each four times the last) that are below `context`.
     """
     starts = [0]
     step = 2048

@@ -95,7 +95,7 @@ def choose(
         most: the share of all chosen experts, 0 to 1, beyond which more on the GPU do not help; only used if `choice`
             is None.
     Raises:
-        UsageError: `choice` or `heat` is of another model, or `choice` is "hot" without a heat map.
+        UsageError: `choice` or `heat` does not fit the model, or `choice` is "hot" without a heat map or not valid.
     """
     if heat is not None and heat.shape != room.empty.shape:
         raise UsageError(
@@ -184,7 +184,7 @@ def parse_mask(text: str, layers: int, experts: int) -> Mask:
     "0-15,32"; an empty line: none; "#" begins a comment.
 
     Raises:
-        UsageError: other lines, or ids that the model does not have.
+        UsageError: there are more or fewer lines than `layers`, other lines, or ids that the model does not have.
     """
     numbered = ((i + 1, line.partition("#")) for i, line in enumerate(text.splitlines()))
     # A line that is only a comment is not one of a layer.

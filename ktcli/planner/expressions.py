@@ -38,7 +38,7 @@ class Expression:
         """Returns the regular expression in a text, read for searching.
 
         Raises:
-            NotAnExpression: the text is not a regular expression, or uses a construct that is not supported here.
+            NotAnExpression: the text is no regular expression, too long, or has a construct that is not supported here.
         """
         if len(text) > _MOST_CHARS:
             raise NotAnExpression(f"it is longer than {_MOST_CHARS} characters")

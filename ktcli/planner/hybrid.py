@@ -225,8 +225,8 @@ def _segment(stack: ModelLoads, budget: Budget, mask: experts.Mask) -> SegmentPl
 
 
 def simulated(hybrid: Hybrid, depth: int, position: int) -> Simulation:
-    """Returns the simulation of a decode step of one token at `position` with `depth` of its experts deferred: the
-    spans of time in which GPU and CPU work, and the step's seconds.
+    """Returns the simulation of a decode step of one token at `position` with up to `depth` of its experts deferred:
+    the spans of time in which GPU and CPU work or wait, and the step's seconds.
     """
     return simulate(hybrid.layers(position), depth, hybrid.head_s())
 

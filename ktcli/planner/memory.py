@@ -347,8 +347,8 @@ def node_room_bytes(
 
 
 def fitting_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TALK) -> int:
-    """Returns the most context positions with which a model takes at most `room_bytes` of main memory, in whole pages;
-    0 if not even one page fits.
+    """Returns the most context positions with which a model takes at most `room_bytes` of main memory: whole pages, or
+    the model's own context if all of it fits; 0 if not even one page fits.
     """
     spec = model.spec
     longest = model.spec.context

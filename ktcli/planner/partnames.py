@@ -149,7 +149,7 @@ def owners_of(names: PartNames, rules: PlacementRules, key: str) -> tuple[Owners
     Args:
         key: "place", "format" or "kernel".
     Raises:
-        UsageError: a rule names a layer or an expert that the model does not have, or matches nothing.
+        UsageError: a rule names a layer or expert that the model does not have, or (if `rules.layers` is None) no part.
     """
     owners, hidden, partly = names.none(), list[int](), list[int]()
     for index, rule in enumerate(rules.each):

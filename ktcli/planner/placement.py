@@ -49,8 +49,8 @@ def place(model: Model, host: Host, request: Request) -> Plan:
     predicted speed; if they do not fit, with advice on what would.
 
     Raises:
-        UsageError: the request asks for more than the model has, is for another model, or names a GPU that is not
-            there.
+        UsageError: the request asks for more than the model has, is for another model, names a GPU that is not there,
+            or has rules that cannot be followed.
         NotEnoughMemory: a GPU was asked for that cannot hold what must lie on it.
     """
     _check(model.spec, request)

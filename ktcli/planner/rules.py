@@ -199,7 +199,7 @@ def _strange(where: str, key: str, allowed: str) -> UsageError:
 
 def check_pattern(pattern: str, where: str) -> None:
     """Raises an error if the pattern of a placement rule is not valid. A valid one has up to 4 components separated by
-    dots, each a list of ranges such as "0-9,12" or a glob.
+    dots, each a glob, the second and fourth also numbers such as "0-9,12".
 
     Raises:
         UsageError: the pattern is not valid; the message begins with `where`, which names the rule.

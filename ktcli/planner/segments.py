@@ -123,7 +123,7 @@ class Devices:
 
     def default_context(self, *, served: bool = False) -> int:
         """Returns the number of context positions to reserve if none is asked for: DEFAULT_CONTEXT, or what the model
-        and the GPUs' memory allow if that is less. At least LEAST_CONTEXT, even if that does not fit.
+        and the GPUs' memory allow if that is less; at least LEAST_CONTEXT (or the model's own) even without room.
 
         Args:
             served: whether a server asks: then up to SERVED_CONTEXT, with 1 / SERVED_SHARE of the memory that experts

@@ -95,8 +95,8 @@ class _Track:
 
 
 def simulate(layers: Sequence[Layer], depth: int = 0, tail_s: float = 0.0) -> Simulation:
-    """Returns the simulation of one decode step through `layers`: the spans of time in which GPU and CPU are busy, with
-    what, and the seconds of the step.
+    """Returns the simulation of one decode step through `layers`: the spans of time in which GPU and CPU are at work,
+    with what, or the GPU waits for the CPU; and the seconds of the step.
 
     Args:
         depth: the most experts per token and layer that are deferred.

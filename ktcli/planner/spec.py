@@ -87,7 +87,7 @@ class HasTensors(Protocol):
 
     @property
     def counted(self) -> tuple[tuple[Tensor, int], ...]:
-        """Pairs (tensor, number of tensors equal to it in size), one for all tensors of equal size."""
+        """Pairs (tensor, number of tensors like it in size, part and use), one for each group of such tensors."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Share:
 
     @cached_property
     def counted(self) -> tuple[tuple[Tensor, int], ...]:
-        """Pairs (tensor, number of tensors equal to it in size), one for all tensors of equal size; see
+        """Pairs (tensor, number of tensors like it in size, part and use), one for each group of such tensors; see
         `ops.tensors.counted`.
         """
         return counted(self.tensors)

@@ -198,7 +198,7 @@ def split(model: Model, mask: Mask, apart: Collection[LayerPart] = ()) -> tuple[
     """Returns a model's tensors as two shares, (main memory, GPU): main memory has the embedding, experts that are not
     in the mask and MLPs that are `apart`, the GPU all else.
 
-    Biases of experts are few: both have all of them.
+    Biases of experts are few: the GPU has all of them, main memory those of layers with experts there.
     """
     layers = sorted(
         {t.layer for t in model.tensors if t.role is Role.EXPERTS and t.layer is not None}

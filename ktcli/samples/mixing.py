@@ -42,7 +42,7 @@ def mixed(
     """Returns the samples of all data sources in one order, as `mix_strategy` says; the same order for the same seed.
 
     `concat` takes one source after another. `interleave_under` ends when the first source is used up, `interleave_over`
-    when all are; until then sources that are used up begin again.
+    when all are (in turns: with that round); until then sources that are used up begin again.
 
     Args:
         names: of the sources, for error messages.

@@ -196,7 +196,7 @@ def pulling(name: str) -> Iterator[Path]:
     for its files. The folder stays until `pulled` removes it, so that a stopped download can resume.
 
     Raises:
-        Busy: another process downloads it. KtError: the library cannot be written.
+        UsageError: the name is not valid. Busy: another process downloads it. KtError: the library cannot be written.
     """
     require_name(name)
     path = folder() / f".{name}.{_PULLING}"
@@ -220,7 +220,8 @@ def arriving(name: str) -> Iterator[Path]:
     folder for its files, which is deleted at the end unless `complete` has renamed it.
 
     Raises:
-        UsageError: the name is taken. Busy: another process imports it. KtError: the library cannot be written.
+        UsageError: the name is taken or not valid. Busy: another process imports it.
+        KtError: the library cannot be written.
     """
     require_name(name)
     with smallfiles.lock(places.lock_path(f"adapter-{name.lower()}"), f"importing adapter {name}"):

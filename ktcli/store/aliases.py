@@ -133,7 +133,8 @@ def save(name: str, target: str, preset: Preset = NOTHING) -> str:
     "" if there was none.
 
     Raises:
-        UsageError: the name cannot be an alias, or would stand for itself. KtError: the library cannot be written.
+        UsageError: the name cannot be an alias, or would stand for itself, or there are too many aliases.
+        KtError: the library cannot be written.
     """
     require_free(name)
     with _changing():
@@ -180,7 +181,7 @@ def remove(name: str) -> Alias:
     """Removes an alias, but not the model that it stands for; returns the removed alias.
 
     Raises:
-        NotFound: there is no such alias; the hint has the nearest.
+        NotFound: there is no such alias; the hint has the nearest. KtError: the library cannot be written.
     """
     with _changing():
         known = _read()

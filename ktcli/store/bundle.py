@@ -163,7 +163,9 @@ def parse(data: bytes) -> Bundle:
 
 
 def is_name(text: str) -> bool:
-    """Returns whether a text is valid as a model's name in a bundle: at most 200 letters, digits, ".", "_" and "-"."""
+    """Returns whether a text is valid as a model's name in a bundle: at most 200 letters, digits, ".", "_" and "-",
+    beginning with a letter or digit.
+    """
     return _NAME.fullmatch(text) is not None
 
 

@@ -99,7 +99,7 @@ def pull(
         read_of: called if the weights are in several files, with a folder that has `config.json` and the index, and
             with the files; returns those to download.
     Raises:
-        UsageError: the reference names no repository.
+        UsageError: the reference names no repository, or one with several quants but none of them.
         Busy: another process is pulling it.
         NotFound, HubError, NotEnoughDisk, BadCheckpoint: the download failed.
     """

@@ -342,7 +342,7 @@ def require(name: str) -> InstalledEngine:
     """Returns the installed environment of the program with this name, in the version that this kt needs.
 
     Raises:
-        NotFound: it is not installed, or only in another version. KtError: it is damaged.
+        NotFound: kt knows no such program, or it is not installed in this version. KtError: it is damaged.
     """
     row = row_of(name)
     again = f"install it with: kt engine install {name}"

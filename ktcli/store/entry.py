@@ -62,7 +62,9 @@ class Entry:
 
     @property
     def is_stream(self) -> bool:
-        """Whether the entry is a conversion made while its checkpoint was, or is, downloaded."""
+        """Whether the entry is a conversion that has a working folder: while its checkpoint is downloaded to make or
+        repair it.
+        """
         return self.kind is EntryKind.PACK and (self.path / manifest.STREAM).is_dir()
 
     @property
@@ -203,7 +205,7 @@ class Entry:
 
     @property
     def size_bytes(self) -> int:
-        """The number of bytes of the entry's files; files behind links are not counted."""
+        """The number of bytes of the entry's files; in a folder, files behind links are not counted."""
         if is_gguf(self.path.name):
             return sum(part.stat().st_size for part in contents.parts(self.path))
         return contents.bytes_below(self.path)

@@ -161,8 +161,8 @@ class HuggingFace:
             return _located(file, url, build_hf_headers(library_name="kt"))
 
     def cached(self, snapshot: Snapshot, name: str) -> Path | None:
-        """Returns the path of a repository's file, of any revision, in the cache of `huggingface_hub` on this machine;
-        None: it is not there.
+        """Returns the path of a snapshot's file in the cache of `huggingface_hub` on this machine, where any revision
+        with the same contents will do; None: it is not there.
         """
         with asking("hf", snapshot.repository, snapshot.revision):
             from huggingface_hub import try_to_load_from_cache

@@ -31,8 +31,8 @@ from ktcli.store.scan import builtin_entry, entries_of, entry_at, local_entry
 
 
 def entries() -> tuple[Entry, ...]:
-    """Returns all checkpoints and conversions in the user's own library and the further libraries, incomplete ones too,
-    and the built-in model, sorted by name.
+    """Returns all checkpoints and conversions in the user's own library, incomplete ones too, those of the further
+    libraries that no earlier library has completely, and the built-in model, sorted by name.
     """
     found = [*entries_of(EntryKind.CHECKPOINT), *entries_of(EntryKind.PACK)]
     own = builtin_entry()
@@ -77,11 +77,12 @@ def _spoken(found: list[Entry]) -> list[Entry]:
 
 
 def matching(name: str) -> tuple[Entry, ...]:
-    """Returns all library entries with this name: packs (conversions) first, led by the one in the formats that the
-    catalogue recommends; for a local folder or file the entry itself, then the packs that were ever made from it.
+    """Returns all library entries with this name: packs (conversions) first, complete ones before others, led by the
+    one in the recommended formats; for a local folder or file the entry itself, then the packs ever made from it.
 
     Raises:
         UsageError: `name` is not a name. NotFound: it is a local folder that does not exist or has no model.
+        BadCheckpoint: the manifest in the local folder is damaged.
     """
     reference = parse(name)
     if reference.folder is not None:
@@ -127,6 +128,7 @@ def resolve(name: str, kind: EntryKind | None = None) -> Entry:
     Raises:
         UsageError: `name` is not a name.
         NotFound: nothing usable is on disk; the hint is the command that downloads, converts or resumes it.
+        Busy: it is incomplete, and a process works on it.
     """
     entry = find(name, kind)
     if entry is not None:

@@ -292,7 +292,8 @@ class PageFolder:
 
     def keep_within(self, most_bytes: int, more_bytes: int) -> None:
         """Removes the least recently used page files if they and `more_bytes` exceed `most_bytes`, else the least
-        recently used small ones if there are MAX_SMALL or more; 5 % more than necessary. The caller holds the lock.
+        recently used small ones if there are MAX_SMALL or more, to 5 % below the limit. The first call also removes the
+        temporary files of killed writers. The caller holds the lock.
         """
         if not self._tidied:
             self._tidied = True
@@ -338,7 +339,7 @@ class PageFolder:
         return freed
 
     def remove_unfinished(self) -> None:
-        """Removes the temporary files of killed writers from the folder; the caller holds the lock."""
+        """Removes the temporary files of killed writers from the subfolders; the caller holds the lock."""
         for path in self.path.glob(f"*/*{smallfiles.SUFFIX}"):
             if _is_unfinished(path.name):
                 with contextlib.suppress(OSError):
@@ -346,7 +347,7 @@ class PageFolder:
 
     def quota(self, given: int | None) -> int:
         """Returns the most bytes that the folder may hold: `given`; if it is None, the share SHARE (0.1) of the disk
-        space that would be free without this process's files.
+        space that would be free without the page files that this process may remove.
         """
         if given is not None:
             return given

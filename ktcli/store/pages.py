@@ -157,12 +157,14 @@ class PageStore:
         """Does nothing: `refresh` lists all stored KV pages and states, so that `has` needs no query."""
 
     def has(self, kind: PageKind, key: bytes) -> bool:
-        """Returns whether the store had a KV page or state of this kind and key at the last `refresh`."""
+        """Returns whether the store has a KV page or state of this kind and key: at the last `refresh`, or as its
+        own writes and reads have shown since.
+        """
         return (kind, key) in self._found
 
     def states(self) -> list[tuple[int, bytes, bytes]]:
-        """Returns the stored states (what layers such as linear attention keep of a whole prompt prefix) at the last
-        `refresh`, longest prefix first, as tuples (number of tokens of the prefix, key of its full pages, its own key);
+        """Returns the stored states (what layers such as linear attention keep of a whole prompt prefix) that `has`
+        knows of, longest prefix first, as tuples (number of tokens of the prefix, key of its full pages, its own key);
         a key is the hash of a prefix.
         """
         with self._guard:

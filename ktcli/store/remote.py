@@ -104,14 +104,14 @@ class RemoteStore:
         return self._store.rate
 
     def has(self, kind: PageKind, key: bytes) -> bool:
-        """Returns whether the store had a KV page or state of this kind and key at the last `refresh`; False while the
+        """Returns whether the store has a KV page or state of this kind and key, see `PageStore.has`; False while the
         store rests.
         """
         return not self.rests and self._store.has(kind, key)
 
     def states(self) -> list[tuple[int, bytes, bytes]]:
-        """Returns the stored states (what layers such as linear attention keep of a whole prompt prefix) at the last
-        `refresh`, longest prefix first, as tuples (number of tokens of the prefix, key of its full pages, its own key);
+        """Returns the stored states (what layers such as linear attention keep of a whole prompt prefix) that `has`
+        knows of, longest prefix first, as tuples (number of tokens of the prefix, key of its full pages, its own key);
         a key is the hash of a prefix. [] while the store rests.
         """
         return [] if self.rests else self._store.states()
@@ -134,7 +134,8 @@ class RemoteStore:
 
     def read(self, labels: Sequence[PageLabel], into: Sequence[U8Array]) -> int:
         """Reads KV pages and states into the arrays `into`; returns how many are intact and in memory, up to the first
-        that is not; 0 if the read takes over READ_S seconds plus READ_S_PER_TOKEN for each token.
+        that is not; 0 if the read takes over READ_S seconds plus READ_S_PER_TOKEN for each token, if an earlier one
+        still runs, or while the store rests.
         """
         if self.rests or _runs(self._reading):
             return 0
@@ -160,7 +161,7 @@ class RemoteStore:
 
     def use(self, keys: Iterable[bytes]) -> None:
         """Records in the background that the records with these keys are used now, see `PageStore.use`; skipped while
-        an earlier call is in progress.
+        an earlier call is in progress or the store rests.
         """
         if not self.rests and not _runs(self._using):
             used = list(keys)

@@ -127,7 +127,7 @@ def local_entry(folder: Path) -> Entry:
     """Returns the entry of the model in a folder or GGUF file that a user named, in the library or not.
 
     Raises:
-        NotFound: the folder has no model, or several. BadCheckpoint: the model's manifest is damaged.
+        NotFound: the folder is not there, or has no model, or several. BadCheckpoint: the model's manifest is damaged.
     """
     try:
         mode = folder.stat().st_mode

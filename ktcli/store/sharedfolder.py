@@ -196,7 +196,7 @@ class SharedFolder(PageFolder):
                 _set_mode(path, mode)
 
     def lock(self, wait_s: float = 0.0, *, frees: bool = False) -> AbstractContextManager[None]:
-        """Returns a context manager that locks nothing: no process changes another's files."""
+        """Returns a context manager that locks nothing: a writer changes only files of its own."""
         return nullcontext()
 
     def paths(self, folder: Path) -> set[Path]:

@@ -26,7 +26,7 @@ def note(conversion: str, identity: str, sample: str) -> bool:
         identity: the hash of its manifest, see `library.identity`.
         sample: the hash of parts of its weights, see `contents.sample`.
     Returns:
-        Whether `sample` equals what the first use under this manifest recorded.
+        Whether `sample` equals what the first use under this manifest recorded, if anything.
     """
     path, line = _path(conversion), f"{identity} {sample}"
     known = ""

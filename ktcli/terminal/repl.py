@@ -47,6 +47,8 @@ def talk(
     Args:
         begin: called first, to continue a saved conversation; None: it is a new one.
         models: the models that the chat can switch to; None: it cannot switch.
+    Raises:
+        KtError: `begin` failed, or no model is left. DeviceError: the chat cannot continue without its GPU.
     """
     repl = ReplState(chat, user, screen, remarks, models=models)
     with contextlib.closing(repl.recorder), repl.recorder.on_signals():

@@ -221,8 +221,8 @@ def run(repl: ReplState, line: str) -> None:
 def words(
     before: str, models: Callable[[], Sequence[str]] = lambda: ()
 ) -> Sequence[tuple[str, str]]:
-    """Returns the completions of the last word of a line that begins with a slash, pairs of a word and its meaning; []
-    if nothing completes it.
+    """Returns the words that can be the last of a line that begins with a slash, however that word begins: pairs of a
+    word and its meaning; [] if none is known.
 
     Args:
         before: the line up to the cursor.

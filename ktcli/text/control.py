@@ -156,7 +156,7 @@ class ControlTokens:
 
     def encode_text(self, text: str) -> list[int]:
         """Returns the token ids of a text outside any turn; words that look like control tokens become ordinary
-        tokens.
+        tokens, unless texts may contain control tokens.
         """
         mark = self._mark(text)
         return self.encode(Marked(self._everywhere.marked(text, mark), mark))

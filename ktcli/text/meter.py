@@ -297,7 +297,7 @@ def whole(meter: Meter, value: Any, default: Any = 0, base: int = 10) -> Any:
 
 def rounded(meter: Meter, value: Any, precision: int = 0, method: str = "common") -> Any:
     """Returns the number rounded to `precision` digits, as Jinja's filter `round`; raises SecurityError if `precision`
-    is more than 20.
+    is more than 20 or less than -20.
     """
     if abs(precision) > 20:
         raise SecurityError("it rounds to too many digits")

@@ -85,7 +85,7 @@ class KnownRows:
 
     def find(self, question: str) -> str | None:
         """Returns the text of the table row that a question names; if it names several, of the one whose name has the
-        most command-line options, then the most letters. None if it names none.
+        most command-line options, then the most letters. None if it names none or has over 400 characters.
         """
         found = self._named_in(question)
         return found[1].text if found else None

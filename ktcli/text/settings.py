@@ -62,7 +62,7 @@ class Settings:
         return {name: getattr(self, name) for name in names} | stated
 
     def sampled(self, **given: Any) -> Settings:
-        """Returns these settings with the given sampling values, such as temperature=0.7; None leaves a value as it is.
+        """Returns these settings with the given sampling values that are not None, set as `override` does.
 
         Raises:
             UsageError: a value is out of range.

@@ -193,7 +193,7 @@ def find_template(folder: Path, *, name: str, chats: bool = True) -> str:
     Args:
         chats: whether a template is required, unless it is an embedding model.
     Raises:
-        BadCheckpoint: a template is required, and the folder has none.
+        BadCheckpoint: a template is required, and the folder has none; or a file of it is damaged.
     """
     beside = folder / "chat_template.jinja"
     if beside.is_file():

@@ -193,7 +193,7 @@ class TrainableModel:
             masks: for each id whether it is trained; every trained token of the step counts the same.
             number: the number of the step, which decides what dropout drops.
         Raises:
-            UsageError: a document or a mask is not valid.
+            UsageError: a document or a mask is not valid. DeviceError: as `DenseLayers.step`.
             NotFinite: a number is NaN or infinite; the message names the layer. The gradients are then not to be used.
         """
         step = self._packed(documents, masks)

@@ -74,8 +74,8 @@ class Across(ScalesNotKept):
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
         """Returns rows [span.start, span.stop) of a GPTQ or AWQ matrix, [rows, columns], as packed integer codes
-        (uint8) with f32 scales and zero points, [rows, groups of columns], from `raws`, the bytes of the ranges that
-        `reads` returns."""
+        (uint8) with f32 scales and zero points, [rows, groups of columns] (or [rows, columns] where `g_idx` mixes the
+        groups), from `raws`, the bytes of the ranges that `reads` returns."""
         k, parts = span.source.columns, span.source.parts
         group = self.group or k
         groups = -(-k // group)

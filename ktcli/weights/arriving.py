@@ -82,8 +82,8 @@ class Arriving(Checkpoint):
         self._lost.pop(file, None)
 
     def lost(self, file: str, ranges: Ranges) -> None:
-        """Records that the byte ranges `ranges` of an open weight file were removed from the disk and must not be read
-        any more."""
+        """Records that `ranges`, all byte ranges of an open weight file that were removed from the disk so far, must
+        not be read any more; they replace those recorded before."""
         self._lost[file] = ranges
 
     def read(self, wanted: Read, into: Raw | None = None) -> Raw:

@@ -57,7 +57,7 @@ def convert_source(
     with its manifest, bytes, errors and times.
 
     Raises:
-        BadCheckpoint: the checkpoint is damaged, hostile or of an unknown kind.
+        BadCheckpoint: the checkpoint is damaged, hostile or of an unknown kind; as BadPack: the pack in `out` is.
         UsageError: `out` holds something else; it is left as it is.
         Busy: another process is converting into `out`.
         NotEnoughDisk, KtError: the disk is full or cannot be written; complete files are kept. Also raises what the
@@ -94,7 +94,7 @@ def planned(
     checkpoint: Reader, recipe: Recipe, provenance: Provenance, calibration: Calibration | None
 ) -> Conversion:
     """Returns the plan of the pack for a checkpoint and a recipe: its manifest, the weight files to write, and the
-    bytes of the checkpoint that each is made from; no weight is read.
+    bytes of the checkpoint that each is made from; no weight is read, but for biases that may be all zeros.
 
     Raises:
         BadCheckpoint: the checkpoint is damaged, hostile or of an unknown kind.

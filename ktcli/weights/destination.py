@@ -61,8 +61,8 @@ class Destination:
 
     @property
     def leftovers(self) -> list[Path]:
-        """The paths of the files in the output folder that belong to an unfinished conversion, or were left behind by a
-        conversion that was killed; sorted."""
+        """The paths of the temporary files of an unfinished conversion in the output folder, and of those that a killed
+        one left behind; sorted. Complete weight files are not among them."""
         begun = {f"{file.name}{smallfiles.SUFFIX}" for file in self.plan.files} | {PART, LOCK}
         small = {PART, MANIFEST, *(record.name for record in self.plan.manifest.extras)}
         names = os.listdir(self.path) if self.path.is_dir() else ()
@@ -104,7 +104,7 @@ class Destination:
     def held(self, what: str) -> Iterator[None]:
         """Opens a context that holds the lock of the output folder for one conversion, which errors call `what`. At its
         end temporary files are removed if the pack is complete or has no weight file yet; otherwise they stay, so that
-        a later run can continue.
+        a later run can continue. A folder that is empty then is removed, too.
 
         Raises:
             Busy: another process holds the lock.

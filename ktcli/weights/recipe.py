@@ -171,7 +171,7 @@ def kind_of(tensor: Tensor) -> TensorKind | None:
 
 
 def format_of_kind(kind: TensorKind, recipe: Recipe) -> Format:
-    """Returns the number format in which a recipe stores tensors of a kind."""
+    """Returns the number format of a recipe for tensors of a kind; `format_of` says which one a certain tensor gets."""
     match kind:
         case TensorKind.DENSE:
             return recipe.dense

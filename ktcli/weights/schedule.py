@@ -79,7 +79,7 @@ class Schedule:
     @cached_property
     def peak_bytes(self) -> int:
         """The most bytes that the pack and the checkpoint's files may take together on the disk: the whole pack and
-        AT_ONCE files as large as the largest, or more if any step needs more."""
+        AT_ONCE files as large as the largest (or all files, if these are smaller), or more if any step needs more."""
         held = list(self._written)  # pack and checkpoint during each step
         for file in self.files:
             since = 0 if file in self.source.present else self._first_use[file]

@@ -102,7 +102,7 @@ def usual_experts(config: Json) -> str | None:
 
 def loss_of(config: Json, experts: str) -> str:
     """Returns a sentence for the user about what the format `experts` loses on a checkpoint with NVFP4 weights, which
-    no format of kt holds exactly; "": its weights are not NVFP4."""
+    no format of kt but f32 holds exactly; "": its weights are not NVFP4. Raises BadCheckpoint as `read_scheme`."""
     if "nvfp4" not in read_scheme(config).floats:
         return ""
     nearest = _NEAREST["nvfp4"]

@@ -67,7 +67,8 @@ class Pieces:
 
 
 def document(vocabulary: Pieces) -> Json:
-    """Returns the whole `tokenizer.json` object for a vocabulary of SentencePiece pieces."""
+    """Returns the whole `tokenizer.json` object for a vocabulary of SentencePiece pieces. Raises BadCheckpoint as
+    `splits`."""
     texts = [(piece.text, piece.kind) for piece in vocabulary.pieces]
     return whole(added_tokens(texts), steps(vocabulary))
 
@@ -101,7 +102,7 @@ def added_token(id: int, text: str, *, special: bool) -> Json:
 
 def steps(vocabulary: Pieces) -> Json:
     """Returns the fields normalizer, pre_tokenizer, post_processor (None), decoder and model of a `tokenizer.json` for
-    a vocabulary of SentencePiece pieces."""
+    a vocabulary of SentencePiece pieces. Raises BadCheckpoint as `splits`."""
     before, cut = _spaces(vocabulary)
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if vocabulary.prefix else []
     back = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}

@@ -55,7 +55,7 @@ class JsonValue:
 
 def calls_in(text: str) -> list[tuple[str, str]] | None:
     """Returns (tool name, arguments as JSON text) of each tool call in a text of JSON or of Python calls; None if the
-    text is neither, or something in it is not a call.
+    text is neither, has no call, or has something in it that is not one.
     """
     try:
         found = json.loads(text)
@@ -86,7 +86,7 @@ class _Literals(ast.NodeTransformer):
 
 def python_calls(text: str) -> list[tuple[str, str]] | None:
     """Returns (function name, arguments as the text of a JSON object) for each call in Python source that is one call
-    or a list of calls; None if the text is anything else.
+    or a list of calls; None if the text is anything else, or the list is empty.
     """
     try:
         with warnings.catch_warnings():  # of odd escapes

@@ -42,8 +42,8 @@ class Tools:
         return self._types(tool, key) <= {"string"}
 
     def value(self, tool: str, key: str, text: str) -> Any:
-        """Returns the value of a tool's argument that was given as text: decoded as JSON or, failing that, as a Python
-        literal, if the argument's schema allows the type of the result or names no type; else the text itself.
+        """Returns the value of a tool's argument that was given as text: decoded as JSON, if the argument's schema
+        allows the type of the result or names none, or as a Python literal of a type it names; else the text itself.
         """
         types = self._types(tool, key)
         if "string" in types and len(types) == 1:

@@ -250,7 +250,7 @@ class GrammarCompiler:
         return made
 
     def close(self) -> None:
-        """Ends the compiler's threads; grammars that they are compiling are discarded."""
+        """Ends the compiler's threads, without waiting for what they are at; work that has not begun is cancelled."""
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     def _read(self) -> None:

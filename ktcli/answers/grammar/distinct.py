@@ -72,8 +72,8 @@ def held_arrays(schema: Mapping[str, Any], field: str = "the schema") -> Held:
 
 
 def without_unique(schema: Mapping[str, Any]) -> Any:
-    """Returns a JSON schema without `uniqueItems`; an array whose items come from a list gets a `maxItems` of at most
-    the length of that list.
+    """Returns a JSON schema without `uniqueItems`; an array that had it, and whose items come from a list, gets a
+    `maxItems` of at most the length of that list.
     """
     lists = _ListedItems(schema)
 

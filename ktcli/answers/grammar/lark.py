@@ -29,7 +29,7 @@ class GrammarWriter:
         self._parts: list[Part] = []
 
     def rule(self, name: str, body: str, options: str = "") -> str:
-        """Adds a rule to the grammar, in place of an earlier one of its name; returns its name."""
+        """Adds a rule to the grammar, in place of an earlier one of its name and options; returns its name."""
         self._rules[f"{name}{options}"] = body
         return name
 
@@ -67,7 +67,7 @@ class GrammarWriter:
 
     def until(self, mark: str, name: str, but: str = "") -> str:
         """Adds rules, whose names begin with `name`, for any text up to and with `mark`; before that, the text holds
-        neither the mark nor `but`. Returns the name of the rule to use.
+        neither the mark nor, if no special token is in the mark, `but`. Returns the name of the rule to use.
         """
         pieces = self._pieces(mark)
         if all(plain for _, plain in pieces):

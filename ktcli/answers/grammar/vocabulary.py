@@ -78,8 +78,8 @@ def read_vocabulary(
 
 
 def token_bytes(tokenizer: Tokenizer, stop_ids: Collection[int], size: int) -> list[bytes]:
-    """Returns the bytes of each id from 0 to `size` - 1; those of special tokens begin with 0xFF, a byte that no text
-    has.
+    """Returns the bytes of each id from 0 to `size` - 1; those of special tokens and of the ends of answers
+    begin with 0xFF, a byte that no text has.
 
     Raises:
         UsageError: no token of the vocabulary ends an answer.

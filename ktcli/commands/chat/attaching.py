@@ -80,8 +80,8 @@ class Attaching:
         self, ready: Ready, asked: str, hear: Callable[[TextModel], None] = lambda texts: None
     ) -> AttachedModel | None:
         """Returns the model `ready` on a running server of the library, for the chat to use; None if no server has it,
-        servers are not to be used, or the options do not allow this one. A server is made to load the model only where
-        the setting attach is "always".
+        it cannot load it, servers are not to be used, or the options do not allow this one. A server is made to load
+        the model only where the setting attach is "always".
 
         Args:
             asked: the name by which the model is found again later.

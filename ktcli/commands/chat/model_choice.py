@@ -123,7 +123,7 @@ class ModelChoice:
 
     def outlives(self, error: DeviceError) -> bool:
         """Returns whether the chat can continue after its GPU failed, and if so warns the user how. It cannot if the
-        GPU was asked for, or the model is on a server. See `Models`.
+        model is on a server, nor if the GPU was asked for, unless only its memory was full. See `Models`.
         """
         where = "" if self._open.place else after_failure(error, self._how)
         if where:

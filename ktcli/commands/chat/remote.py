@@ -89,7 +89,8 @@ class ServerModels:
         is believed to have the one that is named.
 
         Raises:
-            NotFound: the server has none of this name, or none at all. UsageError: it has several, and none is named.
+            NotFound: the server has none of this name, or none at all.
+            UsageError: none is named, and it has several or does not list them.
         """
         if self._listed is None:
             if name is None and asked.kept is None:
@@ -129,7 +130,8 @@ class ServerModels:
         """Switches the chat to the server's model called `name`.
 
         Raises:
-            NotFound: the server has none of this name. UsageError: it is already the current model.
+            NotFound: the server has none of this name. UsageError: it is already the current model. ServerFailed: the
+                server cannot be reached.
         """
         assert self._chat is not None
         self._listed = self._server.models()

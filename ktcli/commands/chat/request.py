@@ -44,7 +44,8 @@ def kept_chat(last: bool, name: str | None) -> KeptChat | None:
     server; None if neither was given.
 
     Raises:
-        UsageError: both were given, or the file is no conversation. NotFound: there is none.
+        UsageError: both were given, the name means several or none is chosen, or the file is no conversation.
+        NotFound: there is none.
     """
     if last and name is not None:
         raise exclusive("--continue", "--resume")
@@ -73,7 +74,7 @@ def preferred_settings(settings: Settings) -> Settings:
     have any; command-line options are not considered.
 
     Raises:
-        UsageError: a variable of the environment makes no sense.
+        UsageError: a setting has an invalid value.
     """
     from ktcli.chat.compaction import STOP
 
@@ -160,7 +161,7 @@ def asked_form(schema: Path | None, format: str | None) -> Form | None:
     It is checked before a model is loaded.
 
     Raises:
-        UsageError: both were given, the file cannot be read, or the schema cannot be used.
+        UsageError: both were given, the format is unknown, the file cannot be read, or the schema cannot be used.
     """
     if schema is None and format is None:
         return None

@@ -40,14 +40,14 @@ def asked_server(
     here: typer.Context, server: str | None, key_file: Path | None, kept: KeptChat | None
 ) -> AskedServer | None:
     """Returns the address and API key of the server that the command line of `kt chat`, a saved conversation or the
-    settings name; None if they name none.
+    settings name; None if they name none, or "off".
 
     A kept conversation continues on its server, unless --server names another. The key file of the settings is used for
     the server of the settings only, or for that of --server if the settings name no server.
 
     Raises:
-        UsageError: the server is not an address, another option needs the model in this process, or others can read the
-            key file.
+        UsageError: the server is not an address, another option needs the model in this process, a key file is given
+            without a server, or it cannot be read, is malformed or can be read by others.
     """
     stated = config.stated("server")
     if server is not None:

@@ -56,10 +56,11 @@ def who_and_what(
 
 def words_for_model(prompt: str | None, option: str) -> str | None:
     """Returns the text to send to the model: `prompt` with the files that it names and the text on standard input below
-    it, or standard input alone. None if there is no prompt and standard input is a terminal: the chat is interactive.
+    it, or standard input alone (GREETING if it is empty and no pipe). None if there is no prompt, and standard input
+    and output are a terminal: the chat is interactive.
 
     Args:
-        option: a given option that needs a prompt; empty: none.
+        option: a given option that an interactive chat does not have; empty: none.
     Raises:
         UsageError: the text is empty, `option` lacks its prompt, or a file that the prompt names cannot be read.
     """
@@ -91,8 +92,8 @@ def words_for_model(prompt: str | None, option: str) -> str | None:
 
 
 def lasting_name(model: str) -> str:
-    """Returns a name that finds a model again from any folder: an existing path in its absolute form, any other name
-    unchanged.
+    """Returns a name that finds a model again from any folder: an existing path that begins with ".", "~" or "/" or
+    ends in .gguf in its absolute form, any other name unchanged.
     """
     path = Path(model).expanduser()
     is_path = model.startswith((".", "~", "/")) or model.endswith(".gguf")

@@ -47,7 +47,7 @@ def given_keys(key: str | None, file: Path | None) -> list[NamedKey]:
     """Returns the API keys of --api-key or of the file of --api-key-file, each with its name; empty: neither is given.
 
     Raises:
-        UsageError: a key is malformed, both options are given, or others can read the file.
+        UsageError: a key is malformed, both options are given, or the file cannot be read or can be read by others.
     """
     if key is not None and file is not None:
         raise exclusive("--api-key", "--api-key-file")
@@ -87,7 +87,7 @@ def keys_of_file(file: Path, option: str = "--api-key-file") -> list[NamedKey]:
     Args:
         option: the option that names the file, for the error's sentence.
     Raises:
-        UsageError: it cannot be read, holds no keys, or others may read it, too.
+        UsageError: it cannot be read, has no or malformed keys, or others may read it, too.
     """
     try:
         status = file.stat()

@@ -34,7 +34,7 @@ class ScriptPlace:
 
 def place_of(shell: str) -> ScriptPlace:
     """Returns where the completion script of a shell goes, and the startup file and line that load it (fish needs
-    none), by the shell's own environment variables.
+    none), by XDG_DATA_HOME, XDG_CONFIG_HOME (fish) and ZDOTDIR (zsh).
     """
     home = Path(os.path.expanduser("~"))
     data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share")

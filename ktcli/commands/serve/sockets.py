@@ -14,7 +14,9 @@ OLLAMA_PORT = 11434
 
 @contextlib.contextmanager
 def sockets_at(host: str, ports: Iterable[int]) -> Iterator[list[socket.socket]]:
-    """Yields a listening TCP socket for each of the ports at the address `host`; closes them when the context ends."""
+    """Yields a listening TCP socket for each of the ports at the address `host`; closes them when the context ends.
+    Raises: Busy, UsageError: see `tcp_socket`.
+    """
     with contextlib.ExitStack() as held:
         made = (contextlib.closing(_at_port(host, port)) for port in dict.fromkeys(ports))
         yield [held.enter_context(each) for each in made]
@@ -47,7 +49,8 @@ def _at_port(host: str, port: int) -> socket.socket:
 @contextlib.contextmanager
 def owners_socket(port: int) -> Iterator[list[socket.socket]]:
     """Yields a list of the Unix socket by which `kt ps` and `kt stop` find this server, and removes it when the context
-    ends; yields an empty list, with a warning, in a library that cannot be written.
+    ends; yields an empty list, with a warning, in a library that cannot be written. Raises: Busy: another server of
+    this library uses the port.
     """
     from ktcli.server.process.discovery import socket_path
     from ktcli.server.process.listening import unix_socket

@@ -339,8 +339,8 @@ def rate_rows(rates: DeviceRates) -> list[tuple[str, str]]:
 
 
 def cost_words(cost: Cost) -> str:
-    """Returns the effect of an option on the predicted speed and memory as text: "--defer 0: decode at 12.1 instead of
-    15.3 tokens/s".
+    """Returns the effect of an option on the predicted speed and memory as text: "--defer 0: decode at 12 instead of 15
+    tokens/s".
     """
     own, forced = predicted(cost.own), predicted(cost.forced)
     changes = {"memory": cost.memory_bytes, "GPU memory": cost.device_bytes}

@@ -255,8 +255,8 @@ class HostExperts:
         stream.copy(self._gate[i][:n], gate)
 
     def leave(self, layer: int, n_tokens: int) -> Tensor:
-        """Makes the layer's stream wait for the CPU, and returns the weighted sum of the CPU's experts, [T, hidden]
-        f32, on the device.
+        """Makes the layer's stream wait for the CPU, and returns the weighted sum of the CPU's experts that are not
+        deferred, with those that the layer before deferred, [T, hidden] f32, on the device.
         """
         stream = self._of_layer[layer]
         self._await(self._numbers[layer], stream)

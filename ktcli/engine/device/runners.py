@@ -124,8 +124,9 @@ class Coupled(Runner):
         return None if own is None else own.along(mlp)
 
     def finish(self, pending: Any) -> Tensor | Parts:
-        """Waits for the CPU and returns the weighted sum [T, H] of all chosen experts of the layer, the CPU's and the
-        device's; if a merged kernel computed the device's share, as `Parts`: its summands, not yet added up.
+        """Makes the stream wait for the CPU; returns the weighted sum [T, H] of the layer's chosen experts, the CPU's
+        (those deferred come a layer later) and the device's; as `Parts`, not yet added up, if a merged kernel computed
+        the device's share.
         """
         layer, n_tokens, chosen = pending
         self._own = None

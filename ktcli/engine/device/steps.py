@@ -184,7 +184,7 @@ def depths(runs: Sequence[Run]) -> Depths:
 
 def parts_of(runs: Sequence[Run], device: torch.device) -> Iterator[Rows]:
     """Yields `Rows`, what operations read of a step's rows (positions, KV-cache pages and states, on the device), in
-    parts: consecutive runs of one token form one part, each other run is a part by itself.
+    parts: consecutive `is_single` runs form one part, each other run is a part by itself.
     """
     for single, some in groupby(runs, key=is_single):
         for group in [list(some)] if single else [[run] for run in some]:

@@ -60,7 +60,11 @@ class Stream(Protocol):
         """Enqueues a wait until the 32 bits at a host address are 1, then a write of 0."""
 
     def pin(self, address: int, size_bytes: int) -> None:
-        """Pins `size_bytes` bytes of host memory at an address, for copies beside other work, until `unpin`."""
+        """Pins `size_bytes` bytes of host memory at an address, for copies beside other work, until `unpin`.
+
+        Raises:
+            DeviceError: the system does not allow so much pinned memory.
+        """
 
     def unpin(self, address: int) -> None:
         """Waits for the stream's work with pinned memory, then unpins the memory at this address; to be called before
@@ -76,13 +80,16 @@ class Stream(Protocol):
         """
 
     def after(self, mark: Mark) -> None:
-        """Makes all further work of this stream wait for a mark of another stream of the device."""
+        """Makes all further work of this stream wait for a mark of another one, perhaps of another device."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """Captures the device work that `work` enqueues, which must always touch the same memory and never read a
         result; returns a function that enqueues the same work again.
 
         `work` must have run before, so that its kernels are compiled and its workspaces allocated.
+
+        Raises:
+            DeviceError: the device cannot capture it.
         """
 
     def running(self) -> AbstractContextManager[None]:
@@ -275,7 +282,7 @@ class CudaStream:
         return _Event(self._stream)
 
     def after(self, mark: Mark) -> None:
-        """Makes all further work of this stream wait for the event of another stream of the device."""
+        """Makes all further work of this stream wait for the event of another one, perhaps of another GPU."""
         assert isinstance(mark, _Event)
         self._stream.wait_event(mark.event)
 

@@ -108,7 +108,7 @@ def load_device(
         progress: called with the bytes loaded so far and the bytes in all.
         apart: the parts of layers that stay in main memory.
     Raises:
-        torch.OutOfMemoryError: a device has too little memory; nothing was read.
+        torch.OutOfMemoryError: a device has too little memory; as a rule, nothing was read yet.
         BadPack: the files are damaged.
     """
     parts = _parts(model, recipe, mask, apart)

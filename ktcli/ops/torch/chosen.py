@@ -52,7 +52,7 @@ class Chosen:
 
     def mask(self, rows: slice, length: int) -> Tensor:
         """Returns the mask bool [lists, T, length] of the T rows in the slice `rows`: True for those of the first
-        `length` positions that a row chose in a list.
+        `length` positions (windows, if places are windows) that a row chose in a list.
         """
         places = self.places[rows]
         shape = (*places.shape[:2], length // self.block + 1)  # one may be open from there on

@@ -297,7 +297,7 @@ def route(
         logits: [T, E] f32; bias: [E] f32, added to the scores for choosing only; factors: [E] f32, of the gates.
         table: integers [vocab * K], the experts of each token id (`rows.ids`); None: experts are chosen by score.
     Returns:
-        ids int32 [T, K], best first, of equals the lower id; gates f32 [T, K].
+        ids int32 [T, K], best first and of equals the lower id, or in the table's order; gates f32 [T, K].
     """
     r, score = routing, scores(logits, routing.score)
     if table is not None:

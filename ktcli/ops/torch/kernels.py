@@ -100,6 +100,8 @@ def kernels_for(device: torch.device, *, exact: bool = False) -> Kernels:
 
     Args:
         exact: f32 in every product and in the cache, to compare with a reference.
+    Raises:
+        torch.OutOfMemoryError: the device's memory is full.
     """
     if exact:
         return EXACT

@@ -62,7 +62,7 @@ def mqa(
     exact: bool = False,
 ) -> Tensor:
     """Appends the pooled rows to the cache and kv to the state, then returns multi-query attention over the pooled rows
-    and the last positions.
+    (only those in `chosen`, unless it is None) and the last positions.
 
     Args:
         q: [T, heads * dim], kv: [T, dim], rotated; pooled: [T, dim], or None.

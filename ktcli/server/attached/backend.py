@@ -245,8 +245,9 @@ def find(ready: Ready) -> tuple[ServerPlace, EngineFacts | None] | None:
 
     Returns:
         The server's address, and the facts of the model's engine there. Of the servers that have the model in memory,
-            it is the one with the longest context; if there are none, the first that can load it, with None as the
-            facts.
+            it is the one with the longest context; if none has it, the first that can load it, and None as the facts.
+    Raises:
+        KtError: other users may write to the folder of the sockets.
     """
     pack, loaded, others = identity(ready), [], []
     for path in server_sockets():

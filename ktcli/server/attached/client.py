@@ -92,7 +92,7 @@ class Exchange:
         true after the last.
 
         Raises:
-            KtError: the server refuses the request, with its reason.
+            KtError: the server refuses the request, with its reason, or stops before it answers.
         """
         self._read(wait_s)
         if not self._head and not self._take_head():
@@ -160,7 +160,7 @@ def _refused(status: Sequence[bytes], body: bytes) -> KtError:
 
 def facts_of(served: ServerPlace, pack: str) -> EngineFacts | LoadableEngine | None:
     """Returns what a server knows of the model whose pack has the identity `pack`: the facts of its engine if it is in
-    memory there, or a `LoadableEngine` if it can be loaded; None: the server does not respond, or has no such model."""
+    memory there, or a `LoadableEngine` if it can be loaded; None: it gives no such answer within FACTS_S seconds."""
     try:
         return _asked(Exchange(served, _path("", pack)), _EITHER, FACTS_S)
     except (TimeoutError, KtError, OSError):

@@ -78,7 +78,7 @@ def form_of_format(said: Mapping[str, Any] | None, field: str) -> Form | None:
         said: the value of the field.
         field: the name of the field in errors.
     Raises:
-        Refusal: the format has an unknown type, or an invalid schema.
+        Refusal: the format has an unknown type.
     """
     kind = "text" if said is None else said.get("type") or "text"
     if said is None or kind == "text":
@@ -155,7 +155,7 @@ def with_tools(
         choice: how they may be used.
         names: what the request calls the fields.
     Raises:
-        Refusal: a call is required, but no tool is offered, or not the one that `choice` names.
+        Refusal: a call is required, but no tool is offered, or not the one that `choice` names, or `min_tokens` is set.
     """
     if choice.required and not offered:
         raise bad_field(_CHOICE, "requires a call, but the request has no tools")
@@ -223,7 +223,7 @@ class ForeignLimits(_UnsupportedLimits):
         Args:
             names: what the request calls the fields.
         Raises:
-            Refusal: there is such a field whose value is not null, false, empty or -1.
+            Refusal: such a field has a value that limits the answer; null, false, empty and -1 do not.
         """
         for name in _UnsupportedLimits.__struct_fields__:
             value = getattr(self, name)
@@ -244,7 +244,7 @@ def refuse_elsewhere(
         instead: what to use instead of each such field, by its name.
         names: what the request calls the fields.
     Raises:
-        Refusal: one of these fields has a value.
+        Refusal: one of these fields has a value that is not null, false, 0 or empty.
     """
     for name, way in instead.items():
         if getattr(body, name):

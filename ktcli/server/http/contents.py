@@ -36,7 +36,7 @@ def text_of(content: Any, where: str, *, asked: bool = False, gap: str = "") -> 
         asked: whether the content belongs to the last user message.
         gap: the separator between the texts of blocks.
     Raises:
-        Refusal: the content is of another type, or the last user message has a block that is not text.
+        Refusal: the content is malformed, or the last user message has an image, a recording, a video or a file.
     """
     if content is None or isinstance(content, str):
         return content or ""
@@ -115,7 +115,7 @@ def plain_message(message: Mapping[str, Any], where: str, *, asked: bool = False
         where: the path of the field, for errors.
         asked: whether it is the last user message.
     Raises:
-        Refusal: the message has no role, or is the last user message and has parts that are not text.
+        Refusal: the role or a call is malformed, or the content cannot be used, see `text_of`.
     """
     role = message.get("role")
     if not isinstance(role, str) or not role:

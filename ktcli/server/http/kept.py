@@ -48,12 +48,13 @@ class KeptResponses:
         return len(self._kept)
 
     def begin(self, id: str, owner: str, previous: str, items: bytes) -> None:
-        """Stores the request of a response whose answer begins, which reserves its slot; evicts the least recently used
-        responses if necessary."""
+        """Stores the request of a response whose answer begins, which reserves its slot, unless it exceeds 16 MiB;
+        evicts the least recently used responses if necessary."""
         self._put(id, KeptResponse(owner, previous, items))
 
     def finish(self, id: str, document: bytes) -> None:
-        """Stores the JSON document of a finished response in its slot, unless that was evicted meanwhile."""
+        """Stores the JSON document of a finished response in its slot, unless that was evicted meanwhile; releases the
+        slot if request and response exceed 16 MiB."""
         if (begun := self._kept.get(id)) is not None:
             self._put(id, KeptResponse(begun.owner, begun.previous, begun.input, document))
 
@@ -103,7 +104,7 @@ class KeptSlot:
         self._kept, self._id = kept, id
 
     def fill(self, document: bytes) -> None:
-        """Stores the JSON document of the finished response, unless it is not to be kept or its slot was evicted."""
+        """Stores the JSON document of the finished response, unless it is not to be kept, see `KeptResponses`."""
         if self._kept is not None:
             self._kept.finish(self._id, document)
 

@@ -56,7 +56,8 @@ def keys_in(text: str, where: str) -> list[NamedKey]:
     Args:
         where: the source of the text, for errors.
     Raises:
-        UsageError: a line is malformed, a key is there twice, or there is none.
+        UsageError: a line is malformed, a key is there twice, one of several has no name, or there are no keys or
+            more than 1,000.
     """
     found: dict[str, tuple[int, NamedKey]] = {}
     for at, line in enumerate(text.splitlines(), 1):

@@ -234,7 +234,7 @@ class ServerState:
             keep_s: the seconds for which the model stays in memory afterwards; None: as before.
         Raises:
             Refusal: see `named`; or the model cannot be loaded.
-            QueueFull, Busy: see `Residency.lease`.
+            QueueFull, Busy, KtError: see `Residency.lease` and, for an adapter, `ServedAdapters.borrow`.
         """
         source = await self.named(name)
         lease = await self.residency.lease(source, keep_s)
@@ -264,8 +264,7 @@ class ServerState:
         have begun.
 
         Raises:
-            KtError: the prompt cannot be made, or see `answer`.
-            Refusal: see `answer`.
+            KtError, Refusal: the prompt cannot be made, or see `answer`.
         """
         _require_texts(lease.model)
         return await self.answer(lease, await self.prompt(lease.model, make), options)
@@ -318,7 +317,7 @@ class ServerState:
         """Returns the prompt that `make` makes for the model, called on the main thread.
 
         Raises:
-            KtError: it cannot be made.
+            KtError, Refusal: it cannot be made.
         """
         return await self.jobs.result(lambda: make(model.prompts))
 

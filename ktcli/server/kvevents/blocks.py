@@ -79,8 +79,8 @@ class BlockBook:
                 yield from self._go(place)
 
     def all(self) -> Iterator[Event]:
-        """Yields an `AllBlocksCleared`, then the events that describe all blocks that are present, each block after its
-        predecessor."""
+        """Yields an `AllBlocksCleared`, then the events that describe all blocks that can be found by way of their
+        predecessors, each block after these."""
         yield AllBlocksCleared()
         known: set[bytes | None] = {None}
         told = set[tuple[bytes, str]]()

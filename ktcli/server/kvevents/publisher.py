@@ -119,7 +119,7 @@ class EventPublisher:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the publisher's thread, which sends the queued events first, and waits at most 2 seconds for it."""
+        """Ends the publisher's thread, which drops most queued events if there are many; waits at most 2 s for it."""
         self._stopping = True
         self._wake()
         self._thread.join(_END_S)

@@ -84,8 +84,8 @@ class ServedAdapters:
         self._reader = Threads(1, "kt-adapters", _lower_priority)
 
     async def borrow(self, name: str, digest: str) -> Borrowed:
-        """Returns a reference to a LoRA adapter of the library, loading it into the engine if necessary; the least
-        recently used unreferenced one is unloaded if there is no room.
+        """Returns a reference to a LoRA adapter of the library, loading it into the engine if necessary; unreferenced
+        ones are unloaded while there is no room, the least recently used first.
 
         Args:
             digest: the SHA-256 of the adapter's files as they are now.

@@ -85,7 +85,7 @@ class Catalogue:
 
     async def preset(self, name: str) -> Preset:
         """Returns the settings that an alias presets for the requests that name it, with or without `:latest`;
-        `NOTHING` for other names."""
+        `NOTHING` for other names, also for those that the server was started with."""
         said = name.lower()
         short = said.removesuffix(_LATEST)
         if len(name) > NAME_CHARS or self._own_names & {said, short}:

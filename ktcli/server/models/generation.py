@@ -119,7 +119,7 @@ class Generation:
         return not self._open and not self._events
 
     def fail(self, error: Exception) -> None:
-        """Ends every answer with an error, which becomes `failure`; later events of the engine are dropped."""
+        """Cancels every answer, and makes `error` the `failure` of this generation, whatever the engine says later."""
         self.failure = error
         self.cancel()
         self.came.set()
@@ -152,8 +152,8 @@ class Generation:
             raise
 
     def receive(self, event: AnswerEvent) -> None:
-        """Adds an event of an answer to those that `taken` returns; to be called in the event loop. If the answer's KV
-        pages are to be stored on disk, its end is held back until they are."""
+        """Adds an event of an answer to those that `taken` returns; to be called in the event loop. If KV pages are to
+        be stored before an answer ends, its end is held back until they are, for at most PERSIST_S seconds."""
         given_up = (Finish.FAILED, Finish.CANCELLED)
         if self._tier is None or not isinstance(event, Ended) or event.finish in given_up:
             self._take(event)

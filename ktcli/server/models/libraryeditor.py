@@ -62,7 +62,7 @@ class LibraryEditor:
             is_stopped: called now and then; true stops the pull. What came by then stays for the next pull.
         Raises:
             UsageError: the name does not name a model on a hub. QueueFull: too many pulls wait.
-            KtError: see `prepare`.
+            Busy: it was stopped. KtError: see `prepare`.
         """
         reference = _require_no_place(name)
         if not self._asking.acquire(blocking=False):

@@ -118,7 +118,7 @@ class PromptMaker:
         Args:
             special: whether spellings of control tokens in the text become control tokens; else they are plain text.
         Raises:
-            ContextFull: the text surely has more tokens than the context holds.
+            ContextFull: the text surely has more tokens than the context holds, or too many control words.
         """
         texts, context = self._backend.texts, self._backend.engine.context
         require_room([text], texts.control, context)
@@ -152,8 +152,8 @@ class PromptMaker:
             raise too_long(None if ids is None else len(ids), context)
 
     def remember(self, prompt: EncodedPrompt, text: str, ids: Sequence[int]) -> None:
-        """Stores the text and the token ids of an answer, so that later prompts that continue it contain the same ids;
-        ignored if the ids do not decode to all of the text."""
+        """Stores the text and the token ids of an answer, so that the caller's later prompts that continue it
+        contain these ids; ignored if the ids do not decode to all of the text."""
         spoken = Spoken(len(prompt.text), text, tuple(ids))
         if not text or not self._prompts.is_whole(spoken):
             return

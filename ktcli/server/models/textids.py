@@ -104,7 +104,8 @@ class TextCutter:
         """Returns the token ids of the texts with these indices, including those that the model puts around a text.
 
         Raises:
-            UsageError: a text has no tokens, or an id outside the vocabulary. ContextFull: a text has too many.
+            UsageError: a text has no tokens, or an id outside the vocabulary, or all have too many control words.
+            ContextFull: a text has too many tokens, and may not be cut.
         """
         return [self._one(number, self._asked.texts[number]) for number in numbers]
 

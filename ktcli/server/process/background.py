@@ -109,8 +109,8 @@ def start(words: Sequence[str], port: int, progress: Progress) -> Started:
 
 
 def shorten(path: Path, descriptor: int = 2) -> None:
-    """Cuts the log file at `path` down to its last 512 KiB if it has more than 1 MiB, and if it is the file that this
-    process writes to `descriptor`."""
+    """Cuts the log file at `path` down to lines of its last 512 KiB if it has more than 1 MiB, and if it is the file
+    that this process writes to `descriptor`."""
     with contextlib.suppress(OSError):
         mine, named = os.fstat(descriptor), os.stat(path)
         if not os.path.samestat(mine, named) or mine.st_size <= LOG_BYTES:

@@ -35,8 +35,8 @@ def start_answering(listening: socket.socket, answers: Mapping[tuple[str, str], 
 
     Args:
         listening: the socket; the caller closes it.
-        answers: functions by method and path, such as ("GET", "/server"), which return the response; anything else gets
-            404.
+        answers: functions by method and path, such as ("GET", "/server"), which return the response; a KtError gets
+            409, anything else 404.
     """
     handler = _handler(answers)
 

@@ -136,7 +136,7 @@ def running_servers() -> list[FoundServer]:
 
 def status_of(connection: socket.socket) -> Status | None:
     """Returns the report of a server on itself, asked through a connection to its socket; None: it does not answer
-    within 2 seconds."""
+    in time, or not with a report."""
     try:
         return msgspec.json.decode(_body_of(connection, b"/server"), type=Status)
     except (OSError, msgspec.DecodeError):

@@ -74,7 +74,7 @@ def tcp_socket(host: str, port: int) -> socket.socket:
     """Returns a TCP socket that listens at an address.
 
     Raises:
-        UsageError: there is no such address. Busy: another program listens there.
+        UsageError: the address does not exist or may not be used. Busy: another program listens there.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(

@@ -133,7 +133,7 @@ class TraceFile:
         return cls(path, descriptor, size, since_ms)
 
     def append(self, lines: Sequence[TracedRequest]) -> bool:
-        """Appends requests to the trace, in the order of their arrival; returns whether there is room for more.
+        """Appends requests to the trace, in the order of arrival, up to MOST_BYTES in all; returns whether all fit.
 
         Raises:
             OSError: the disk is full, or fails; an incomplete line is removed again.
@@ -268,7 +268,8 @@ class RequestRecorder:
             self._changed.notify()
 
     def close(self) -> None:
-        """Writes all pending requests into the trace, unfinished ones as if they had ended, and closes the file."""
+        """Writes all pending requests into the trace, unfinished ones as if they had ended, and closes the file; waits
+        at most 5 seconds for that."""
         with self._changed:
             self._closing = True
             self._changed.notify()

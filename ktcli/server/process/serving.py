@@ -95,7 +95,7 @@ class Serving:
         """Runs the server until `stop`, or a signal; to be called on the main thread.
 
         Raises:
-            KtError: the model cannot be loaded.
+            KtError: the model cannot be loaded, or the GPU that was asked for has failed.
         """
         thread = Daemon(self._in_loop, name="kt-http")
         with self._signals():

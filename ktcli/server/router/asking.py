@@ -125,7 +125,7 @@ def facts_of(address: ServerAddress, key: str, model: str = "") -> ServerFacts:
         key: the API key to send; empty: none.
         model: the model that is wanted; empty: the server's only or own one.
     Raises:
-        KtError: the server does not respond, refuses the key, or does not say which model it serves.
+        KtError: the server does not respond, refuses the key, does not serve `model`, or does not say what it serves.
     """
     rows = _models_of(address, key)
     props = _decoded(_asked_or_none(address, "/props", key), _Props) or _Props()

@@ -83,7 +83,7 @@ class SmgClient:
         Args:
             key: the server's API key; empty: none.
         Raises:
-            KtError: the router does not use the server within half a minute, or does not answer.
+            KtError: the router refuses the server, does not use it within half a minute, or does not answer.
         """
         self._asked("POST", "/workers", {"url": url, **({"api_key": key} if key else {})})
         self._wait(

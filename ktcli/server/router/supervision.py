@@ -149,7 +149,7 @@ class RouterSupervisor(ChildSupervisor[RouterProcess]):
         """Removes a server from the running router; its answers in progress may finish.
 
         Raises:
-            NotFound: the router does not route to it. UsageError: it is the router's only server.
+            NotFound: the router has no such server. UsageError: it has no other one. KtError: see `SmgClient.remove`.
         """
         with self._changing:
             if (absent := same_as(address, self._absent)) is not None:

@@ -190,6 +190,9 @@ def code_of(folder: Path, config: Mapping[str, Any]) -> RepositoryCode:
     of that code the folder lacks.
 
     Code for its configuration is not needed if kt's table of families knows its `model_type` as one without code.
+
+    Raises:
+        BadCheckpoint: a JSON file of the checkpoint is damaged.
     """
     named = dict[str, str]()
     tokenizer = _object(folder / "tokenizer_config.json").get(_AUTO)

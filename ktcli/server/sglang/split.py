@@ -206,7 +206,7 @@ def split(room: GpuRoom, name: str, tokens: int, least: int, asked: int | None) 
         tokens, least: the size of the cache that is wanted, and the smallest that is of use.
         asked: the experts of each layer that the user wants on the GPUs; None: as many as fit.
     Raises:
-        NotEnoughMemory: not even `least` tokens fit. UsageError: more experts are asked for than fit.
+        NotEnoughMemory: not even `least` tokens fit. UsageError: more experts are asked for than the model has, or fit.
     """
     room.require(name, least)
     if room.experts(tokens) < 0:

@@ -64,8 +64,8 @@ def tracer_provider(
 
 @contextmanager
 def tracing(listener: Listener) -> Iterator[Trace | None]:
-    """Opens a context that yields a function to trace requests, or None if no traces are asked for. At its end,
-    remaining spans are sent, for which it waits at most 3 seconds."""
+    """Opens a context that yields a function to trace requests, or None if none are asked for or can be sent. At its
+    end, remaining spans are sent, for which it waits at most 3 seconds."""
     if (provider := tracer_provider(listener)) is None:
         yield None
         return

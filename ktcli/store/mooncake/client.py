@@ -192,16 +192,16 @@ class MooncakeStore:
         self._tell()
 
     def has(self, kind: PageKind, key: bytes) -> bool:
-        """Returns whether the store had a KV page or state of this kind and key when it was last asked, at most a
-        minute ago.
+        """Returns whether the store was found to have, or was given, a KV page or state of this kind and key in the
+        last minute; False while it rests.
         """
         seen = None if self.rests else self._seen.get((kind, key))
         return seen is not None and time.monotonic() - seen[0] < _FRESH_S
 
     def states(self) -> list[tuple[int, bytes, bytes]]:
         """Returns the stored states (what layers such as linear attention keep of a whole prompt prefix) that the store
-        was found to have in the last minute, longest prefix first, as tuples (number of tokens of the prefix, key of
-        its full pages, its own key); a key is the hash of a prefix.
+        was found to have or was given in the last minute, longest prefix first, as tuples (number of tokens of the
+        prefix, key of its full pages, its own key); a key is the hash of a prefix.
         """
         with self._guard:
             found = [
@@ -303,7 +303,7 @@ class MooncakeStore:
 
     def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> bool:
         """Queues a KV page or state, whose bytes another thread gets by calling `fill`, to be written to the store.
-        Returns whether it is queued: not if the store has it already, it is too large, or the store rests or is full.
+        Returns whether it is queued: not if the store has it, rests or is full, it is too large, or too many wait.
         """
         fits = value_bytes(label, size_bytes) <= self._room_bytes
         is_there = self.has(*_name(label)) or _name(label) in self._strange

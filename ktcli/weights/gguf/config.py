@@ -86,7 +86,7 @@ def _check_heads(m: Metadata, text: Mapping[str, Any]) -> None:
 
 def config_of(m: Metadata, row: Architecture) -> dict[str, Any]:
     """Returns the `config.json` object that the model's makers would have written, made from the metadata of its GGUF
-    file by the rules of its architecture."""
+    file by the rules of its architecture. Raises BadCheckpoint for values that are missing or implausible."""
     if row.gating:
         m.gating(row.gating)
     config: dict[str, Any] = {"model_type": row.model_type}

@@ -56,13 +56,14 @@ class GgufHeader:
 
 
 def is_gguf(path: Path) -> bool:
-    """Returns whether the name of the file at `path` is that of a GGUF file ("….gguf"); the file is not read."""
+    """Returns whether the name of the file at `path` is that of a GGUF file: "….gguf", or "sha256-…" as in Ollama's
+    store; the file is not read."""
     return ggufname.is_gguf(path.name)
 
 
 def gguf_at(path: Path) -> Path | None:
     """Returns the path of the GGUF file at `path`: `path` itself or, if it is a folder, the first file of the only GGUF
-    model in it; None: the folder has none or several, or has a config.json."""
+    model in it or else in its subfolders; None: there are none or several, or the folder has a config.json."""
     if is_gguf(path):
         return path
     if not path.is_dir() or (path / "config.json").exists():

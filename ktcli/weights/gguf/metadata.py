@@ -56,8 +56,8 @@ class Metadata:
         return max(self.each(key, int)) if isinstance(listed, list) else self.whole(key)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Returns the number that the metadata has for `key`, or the default, if there is one, rounded to the precision
-        of f32."""
+        """Returns the number that the metadata has for `key`, or the default, if there is one, rounded to 7 significant
+        digits."""
         value = self._of(key).number(self._name(key), low=-1e30, high=1e30, default=default)
         return float(f"{value:.7g}")  # f32 in the file: 1e-06, not 9.999999974752427e-07
 

@@ -207,12 +207,14 @@ def less_one(stored: Matrix) -> Matrix:
 
 
 def log_of_rate(stored: Matrix) -> Matrix:
-    """Returns log(-stored), f32: the logarithms of decay rates, which the file stores negated."""
+    """Returns log(-stored), f32: the logarithms of decay rates, which the file stores negated. Raises BadNumber for a
+    rate that is not below zero."""
     return _log(-stored, "a decay rate is not below zero")
 
 
 def log_of_positive(stored: Matrix) -> Matrix:
-    """Returns log(stored), f32: the logarithms of decay rates, which the file stores as they are."""
+    """Returns log(stored), f32: the logarithms of decay rates, which the file stores as they are. Raises BadNumber for
+    a rate that is not above zero."""
     return _log(stored, "a decay rate is not above zero")
 
 

@@ -100,7 +100,8 @@ class OllamaBody(AnswerConstraints):
 
     @property
     def keep_s(self) -> float | None:
-        """The seconds for which the model stays in memory after the request; None: as long as before."""
+        """The seconds for which the model stays in memory after the request; None: as long as before. Raises: as
+        `keep_s_of`."""
         return keep_s_of(self.keep_alive)
 
     @property

@@ -37,7 +37,7 @@ class EmbeddingsBody(msgspec.Struct):
         """The texts to embed, each a string or a list of token ids.
 
         Raises:
-            Refusal: there are no texts, or one is neither a string nor a list of ids.
+            Refusal: there are no texts, or one is empty, or neither a string nor a list of ids.
         """
         said = self.input
         if said is None or said == []:

@@ -136,7 +136,7 @@ class TextBody(Sampled):
         """Returns the prompts to be continued, each a string or a list of token ids.
 
         Raises:
-            Refusal: one is neither, or there are too many.
+            Refusal: one is neither, or with `n` answers to each there would be more than 128.
         """
         said = self.prompt
         is_list = isinstance(said, list) and said and isinstance(said[0], str | list)

@@ -118,7 +118,7 @@ class ResponseBody(Sampled):
     @property
     def own_items(self) -> list[dict[str, Any]]:
         """The input items of the request itself, without those of earlier responses; a string becomes one user
-        message."""
+        message, an empty one none."""
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}] if self.input else []
         return self.input

@@ -99,7 +99,7 @@ class Sampled(AnswerConstraints):
         Args:
             names: what the request calls the fields.
         Raises:
-            Refusal: a value is out of range.
+            Refusal: a value is out of range, or `logit_bias` has too many entries or other keys than token ids.
         """
         found = own
         for name in _NUMBERS:

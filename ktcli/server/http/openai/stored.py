@@ -126,7 +126,7 @@ async def turn_of(request: Request, body: ResponseBody) -> Turn:
     references, and the items of the stored responses that it continues.
 
     Raises:
-        Refusal: a response or an item that the request names is not stored, or all items together are too large.
+        Refusal: a response or an item that the request names is not stored, or they are too large, or memory is short.
     """
     state, owner = state_of(request), owner_of(request)
     items = body.own_items
