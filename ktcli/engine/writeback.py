@@ -77,7 +77,11 @@ class WriteBack:
             if not due.waiting:
                 del self._due[name]
                 return
-            due.number, due.copy = -1, self._memory.saved(kind, number).copy()
+            try:
+                due.number, due.copy = -1, self._memory.saved(kind, number).copy()
+            except KtError:  # the device failed; whoever runs the next step says so
+                del self._due[name]
+                return
             self._copied[name] = due.copy
             self._copied_bytes += due.copy.size
             while self._copied_bytes > _SPILL_BYTES:

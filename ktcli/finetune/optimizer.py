@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ktcli.engine.device.stream import device_errors
 from ktcli.errors import NotFinite
 from ktcli.finetune.half_moments import MOMENTS, HalfMoments
 from ktcli.finetune.settings import FinetuneSettings
@@ -53,6 +54,7 @@ class FactorOptimizer:
             foreach=False,  # which would hold temporaries of all factors at once
         )
 
+    @device_errors("a step of the optimizer")
     def step(self, share: float) -> float:
         """Updates the trained factors by AdamW from their gradients, which it clips in place; returns the norm of all
         gradients before that.
@@ -61,6 +63,7 @@ class FactorOptimizer:
             share: the learning rate of this step as a fraction of the highest.
         Raises:
             NotFinite: the norm is not finite; no factor has changed.
+            DeviceError: the GPU failed, or its memory is full.
         """
         norm = self._norm()
         if not math.isfinite(norm):

@@ -17,7 +17,9 @@ from ktcli.text.model import TextModel
 from ktcli.text.template import ConversationRefused
 
 _REFUSED = "refused by the chat template"
-_UNSCORED = "a choice that the chat template does not render behind its question"
+_UNSCORED = (
+    "a choice that is too long, or that the chat template does not render behind its question"
+)
 
 Choice = tuple[Window, Mask]  # the question with one answer, and which predictions are of that
 

@@ -32,7 +32,7 @@ from ktcli.records import dataclass
 
 CEILING_BYTES = 512 << 20  # far larger than any cache; read in alternation with the work
 _CEILING_S = 0.15  # of one sample
-ATTENTION = ("choose", "gqa", "mla")  # operations of the program
+ATTENTION = ("choose", "gqa", "mla", "mqa")  # operations of the program
 _SEED = 20_260_101
 _COUNTED = 16  # steps of several answers whose experts are counted
 WARM_UPS = 3  # steps before one that is traced
@@ -272,7 +272,8 @@ class BenchResult:
 
     @property
     def attention_s(self) -> float:
-        """The seconds of attention in an average run of the job, with the matrix products inside it."""
+        """The seconds of attention over the KV cache (not of linear attention) in an average run of the job, with the
+        matrix products inside it."""
         return sum(s for name, s in self.profile.operations if name in ATTENTION)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ktcli.engine.arenas import aligned
-from ktcli.engine.device.stream import Mark, Stream, one_step, stream_on
+from ktcli.engine.device.stream import Mark, Stream, device_errors, one_step, stream_on
 from ktcli.engine.loader import Progress, TensorSource, load_tensors
 from ktcli.errors import DeviceError
 from ktcli.models import Model
@@ -117,6 +117,7 @@ class DenseLayers:
         self._now: int | None = None
 
     @classmethod
+    @device_errors("loading")
     def load(
         cls,
         model: Model,
@@ -164,7 +165,7 @@ class DenseLayers:
 
     def matrix(self, name: str) -> Packed:
         """Returns a dense matrix on the device by its tensor's name, still packed. The call makes the matrix's layer
-        the current one and starts copying the next.
+        the current one and starts copying its neighbour on the way: the next, or in a backward pass the one before.
         """
         place = self._places[name]
         count, n, k = place.shape

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ktcli.adapters.adapter import chosen_rows
 from ktcli.adapters.targets import LoraTarget, Targets, own_spelling
+from ktcli.engine.device.stream import device_errors
 from ktcli.errors import UsageError
 from ktcli.models import Model
 from ktcli.native import PANEL_ROWS, Update
@@ -146,6 +147,7 @@ class DenseFactors(TrainedFactors):
         self.a.requires_grad_()
         self.b.requires_grad_()
 
+    @device_errors("loading")
     def move(self, device: torch.device) -> None:
         """Moves the factors and their gradients to a device; to be called before anything reads them."""
         self.a, self.b = (each.detach().to(device).requires_grad_() for each in (self.a, self.b))

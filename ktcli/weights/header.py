@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from math import prod
 from pathlib import Path
+from typing import BinaryIO
 
 from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint
@@ -74,7 +75,7 @@ def read_bounded(path: Path, limit: int) -> bytes:
     """Returns the whole contents of the file at `path`, which may have at most `limit` bytes.
 
     Raises:
-        BadCheckpoint: the file is missing, not a plain file, or larger than `limit` bytes.
+        BadCheckpoint: the file is missing, not a plain file, larger than `limit` bytes, or cannot be read.
     """
     if not is_regular(path):
         raise BadCheckpoint(f"{path.name} is missing or is not a plain file in {path.parent}")
@@ -95,32 +96,23 @@ def read_header(path: Path, size_bytes: int | None = None) -> Header:
     """
     if not is_regular(path):
         raise BadCheckpoint(f"{path.name} is missing or is not a plain file in {path.parent}")
-    with path.open("rb") as file:
-        here = os.fstat(file.fileno()).st_size
-        size = here if size_bytes is None else size_bytes
-        prefix = file.read(8)
-        if len(prefix) < 8:
-            raise BadCheckpoint(f"{path.name} has only {here} bytes and is not a safetensors file")
-        length = int.from_bytes(prefix, "little")
-        if length > MAX_HEADER_BYTES:
-            raise BadCheckpoint(
-                f"{path.name} claims a header of {length} bytes; the limit is {MAX_HEADER_BYTES}"
-            )
-        if length > min(size, here) - 8:
-            raise BadCheckpoint(
-                f"{path.name} is truncated: its header has {length} bytes, the file {min(size, here)}"
-            )
-        raw = file.read(length)
+    try:
+        with path.open("rb") as file:
+            here = os.fstat(file.fileno()).st_size
+            size = here if size_bytes is None else size_bytes
+            raw = _read(file, path.name, here, size)
+    except OSError as error:
+        raise BadCheckpoint(f"{path.name} cannot be read: {error.strerror}") from None
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError:
         raise BadCheckpoint(f"the header of {path.name} is not UTF-8 text") from None
     try:
         entries, metadata = _scan(text)
-        _check_ranges(entries, size - 8 - length)
+        _check_ranges(entries, size - 8 - len(raw))
     except _HeaderFault as fault:
         raise BadCheckpoint(f"the header of {path.name} is damaged: {fault}") from None
-    start = 8 + length
+    start = 8 + len(raw)
     return Header(
         {
             n: TensorEntry(e.dtype, e.shape, e.offset + start, e.size_bytes)
@@ -129,6 +121,23 @@ def read_header(path: Path, size_bytes: int | None = None) -> Header:
         metadata,
         raw,
     )
+
+
+def _read(file: BinaryIO, name: str, here: int, size: int) -> bytes:
+    """Returns the JSON of the header of a file of `size` bytes, of which `here` are on the disk."""
+    prefix = file.read(8)
+    if len(prefix) < 8:
+        raise BadCheckpoint(f"{name} has only {here} bytes and is not a safetensors file")
+    length = int.from_bytes(prefix, "little")
+    if length > MAX_HEADER_BYTES:
+        raise BadCheckpoint(
+            f"{name} claims a header of {length} bytes; the limit is {MAX_HEADER_BYTES}"
+        )
+    if length > min(size, here) - 8:
+        raise BadCheckpoint(
+            f"{name} is truncated: its header has {length} bytes, the file {min(size, here)}"
+        )
+    return file.read(length)
 
 
 def encode_header(

@@ -10,6 +10,7 @@ import pytest
 from ktcli.engine import writeback
 from ktcli.engine.pages import PagePool
 from ktcli.engine.tier import Tier
+from ktcli.errors import DeviceError
 from ktcli.pagelabel import Fill, PageKind, PageLabel, U8Array
 from ktcli.store.readrate import ReadRate
 
@@ -113,6 +114,21 @@ def test_what_is_evicted_before_it_was_written_is_written_as_it_was() -> None:
     engine = Engine(2)
     engine.leave(1, 2, 3)  # in the place of 1
     assert engine.written(1, 2, 3) == [1, 2, 3]
+
+
+def test_what_a_device_that_failed_does_not_give_back_is_not_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine(2)
+
+    def lost(page: int) -> U8Array:
+        raise DeviceError("the GPU is lost")
+
+    engine.leave(1, 2)
+    with monkeypatch.context() as failing:
+        failing.setattr(engine.memory, "saved_page", lost)
+        engine.leave(3)  # in the place of 1
+    assert engine.written(1, 2, 3) == [2, 3]
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])

@@ -13,7 +13,7 @@ import torch
 from finetune.runs import SHORT, Seen, begun, data_of, opened, samples, values, with_steps
 from tokenizers import Tokenizer
 
-from ktcli.errors import KtError, UsageError
+from ktcli.errors import KtError, OutOfDeviceMemory, UsageError
 from ktcli.finetune import checkpoint
 from ktcli.finetune.log import LOG
 from ktcli.finetune.optimizer import FactorOptimizer
@@ -159,6 +159,22 @@ def test_the_first_step_of_a_warm_up_moves_nothing_but_moments(
     before = values(trained)
     begun(trained, settings, tmp_path).train(Seen())
     assert all(torch.equal(before[key], each) for key, each in values(trained).items())
+
+
+def test_a_full_gpu_in_a_step_of_the_optimizer_is_said(
+    pack_of: Callable[..., Pack], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = with_steps(SHORT, 1)
+    trained = opened(pack_of("qwen3"), settings)
+    read: SampleSet = samples(3)
+    trained.loss_and_gradients([e.ids for e in read.samples], [e.trained for e in read.samples])
+
+    def full(_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", full)
+    with pytest.raises(OutOfDeviceMemory, match="ran out during a step of the optimizer"):
+        FactorOptimizer(trained.factors, settings).step(1.0)
 
 
 @pytest.mark.parametrize(("limit", "scales"), [(1e-3, True), (0.0, False), (1e9, False)])

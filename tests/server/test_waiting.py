@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +21,8 @@ from waits import until
 from ktcli.dialogue.local import LocalBackend
 from ktcli.errors import BadPack
 from ktcli.server.http import waiting
+from ktcli.server.http.openai.responses import failed_early
+from ktcli.server.http.refusals import Refusal
 from ktcli.server.models import residency
 
 __all__ = ["one"]  # the fixture
@@ -149,3 +152,10 @@ def test_a_client_that_leaves_waits_for_nothing(server: Running, stream: bool) -
     assert server.leases == 0
     whole = requests.post(f"{server.url}/v1/messages/count_tokens", json={"messages": ASKED})
     assert whole.json()["input_tokens"]
+
+
+@pytest.mark.parametrize("field", [{"max_output_tokens": 16.0}, {"stream": None, "store": None}])
+def test_a_body_that_was_read_as_meant_fails_in_a_stream(field: dict[str, object]) -> None:
+    body = json.dumps({"model": "b", "input": "hi \ud800", **field}).encode()
+    said = failed_early(body, Refusal(500, "kt.json is damaged"))
+    assert b"response.failed" in said and b"kt.json is damaged" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -121,6 +122,17 @@ def test_missing_and_not_a_file(tmp_path: Path):
     for name in ("pipe", "folder", "nothing"):
         with pytest.raises(BadCheckpoint, match="not a plain file"):
             read_header(tmp_path / name)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = file_of(tmp_path / "m.safetensors", "{}")
+
+    def refused(*_: object) -> object:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(BadCheckpoint, match=r"m\.safetensors cannot be read: Permission denied"):
+        read_header(path)
 
 
 def test_a_large_lie_takes_no_memory(tmp_path: Path):

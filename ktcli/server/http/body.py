@@ -73,12 +73,13 @@ async def body_of(request: Request, kind: type[T]) -> T:
         Refusal: the body is not valid JSON, is nested too deeply or too large, or has a field of the wrong type.
     """
     data: bytes = request.scope[BODY]
-    if len(data) > _LARGE_BYTES:
+    is_large = len(data) > _LARGE_BYTES
+    if is_large:
         await asyncio.to_thread(require_decodable, data)
     else:
         require_decodable(data)
     try:
-        return await _decoded(data, kind)
+        return await asyncio.to_thread(decoded, data, kind) if is_large else decoded(data, kind)
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$")
         field = where.rstrip("`").lstrip(".").removeprefix("[...]")  # of an unknown field
@@ -103,14 +104,17 @@ def _not_utf8(data: bytes, error: UnicodeDecodeError) -> str:
     return f"byte {error.start} is not UTF-8"
 
 
-async def _decoded(data: bytes, kind: type[T]) -> T:
-    """Decodes a body; lone surrogates, which JavaScript makes where it cuts a text, become U+FFFD, and what fits no
-    field is read as clients mean it, see `converted`."""
+def decoded(data: bytes, kind: type[T]) -> T:
+    """Returns a JSON body as a structure of the type `kind`. Lone surrogates, which JavaScript makes where it cuts a
+    text, become U+FFFD, and what fits no field is read as clients mean it, see `converted`.
+
+    Raises:
+        msgspec.DecodeError, UnicodeDecodeError: the body is not valid JSON, or a field has the wrong type.
+    """
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:
-        large = len(data) > _LARGE_BYTES
-        whole = await asyncio.to_thread(whole_pairs, data) if large else whole_pairs(data)
+        whole = whole_pairs(data)
         if whole == data and not isinstance(error, msgspec.ValidationError):
             raise
         found: T = converted(msgspec.json.decode(whole), kind)

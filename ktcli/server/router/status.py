@@ -156,7 +156,8 @@ def suggested(router: RouterSupervisor, theirs: Mapping[str, Counters]) -> Routi
     Args:
         theirs: the counters of its servers, by their addresses.
     """
-    return plan_for([with_counters(each, theirs[each.url]) for each in router.servers])
+    unknown = Counters({})  # of a server that has come meanwhile
+    return plan_for([with_counters(e, theirs.get(e.url, unknown)) for e in router.servers])
 
 
 def _state(worker: Worker | None) -> str:

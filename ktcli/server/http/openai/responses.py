@@ -17,7 +17,7 @@ from ktcli.engine.request import Finish
 from ktcli.errors import ContextFull
 from ktcli.sampling import SamplingSettings
 from ktcli.server.http.answering import Answering, App, encode, json_response
-from ktcli.server.http.body import body_of
+from ktcli.server.http.body import body_of, decoded
 from ktcli.server.http.kept import KeptSlot
 from ktcli.server.http.openai.envelope import ALIVE, EVENTS, OpenAIReply
 from ktcli.server.http.openai.output import OutputItems, Seal
@@ -185,7 +185,7 @@ class ResponseReply(OpenAIReply):
 
     def end(self) -> bytes:
         """Returns the end of a stream: `response.completed`, or `response.incomplete` if the answer was cut off; stores
-        the response."""
+        the response unless `store` is false."""
         name = "response.incomplete" if self._cut else "response.completed"
         return self._stream.event(name, response=msgspec.Raw(self._finished()))
 
@@ -196,7 +196,7 @@ class ResponseReply(OpenAIReply):
         return self._stream.event("response.failed", response=document)
 
     def whole(self) -> bytes:
-        """Returns the finished response object as one JSON document, and stores it."""
+        """Returns the finished response object as one JSON document, and stores it unless `store` is false."""
         return self._finished()
 
     def refused(self, refusal: Refusal) -> bytes:
@@ -233,7 +233,7 @@ class ResponseReply(OpenAIReply):
 def failed_early(body: bytes, refusal: Refusal) -> bytes:
     """Returns the body of the stream for a request that failed before its answer began: the events `response.created`
     and `response.failed`."""
-    asked = msgspec.json.decode(body, type=ResponseBody)
+    asked = decoded(body, ResponseBody)
     return _failed_stream(asked, asked.model, refusal)
 
 
