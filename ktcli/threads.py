@@ -25,8 +25,8 @@ _BLOCKED = {each for each in signal.valid_signals() if each < signal.SIGRTMIN} -
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Opens a context in which the calling thread, and each that it starts, receives no signals but those of faults and
-    real-time ones; those that came are delivered at its end.
+    """Opens a context in which the calling thread, and threads that it starts, receive only real-time signals and those
+    of faults (SIGSEGV …). Other signals are delivered when the context ends.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     try:

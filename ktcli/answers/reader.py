@@ -118,8 +118,8 @@ class AnswerReader:
         """Ends the answer; returns the text and events that were held back.
 
         Args:
-            whole: whether the model itself ended the answer: a complete call in a thought that was never closed then
-                counts.
+            whole: whether the model itself ended the answer; only then does a complete call in an unclosed thought
+                count.
         """
         return Added("") if self.called else self._allowed(self._form.finish(whole=whole))
 

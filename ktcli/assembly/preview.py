@@ -155,8 +155,8 @@ def fetch_headers(
     folder: Path,
     watcher: Watcher,
 ) -> None:
-    """Downloads the first bytes of every safetensors file among `files` into `folder`: at least its whole header,
-    unless that is longer than MAX_HEADER_BYTES.
+    """Downloads the beginning of every safetensors file among `files` into `folder`: its whole header, and at least 64
+    KiB. Of a header longer than MAX_HEADER_BYTES (100 MB) only these 64 KiB are downloaded.
     """
     weights = [file for file in files if file.name.endswith(WEIGHTS)]
     fetch_beginnings(client, snapshot, dict.fromkeys(weights, _FIRST_BYTES), folder, watcher)

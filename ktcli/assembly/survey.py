@@ -103,8 +103,8 @@ class Surveyed:
     def rank(self) -> tuple[int, float, float]:
         """The sort key of surveyed models, the best first: (class, figure, figure).
 
-        Class 0: decodes at least READING_TOK_S tokens per second; minus the release month (202501), minus the
-        parameters. 1: slower; minus tokens per second, 0. 2: does not fit; missing bytes, 0. 3: has no plan; 0, 0.
+        Class 0: decodes at least READING_TOK_S tokens per second; minus the release month as YYYYMM, minus the number
+        of parameters. 1: slower; minus tokens per second, 0. 2: does not fit; missing bytes, 0. 3: has no plan; 0, 0.
         """
         if self.plan is None:
             return 3, 0.0, 0.0

@@ -71,7 +71,7 @@ class RemoteChat(BaseChat):
 
     @property
     def longer(self) -> str:
-        """A sentence for people that says how to get a longer context: that is up to the server."""
+        """A sentence for people on how to get a longer context: always that the server decides its length."""
         return "its length is up to the server"
 
     @property

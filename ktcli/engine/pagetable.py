@@ -32,7 +32,7 @@ class PagedMemory(Protocol):
 
     @property
     def page_bytes(self) -> int:
-        """The bytes of a KV-cache page of this kind as it is stored."""
+        """The number of bytes that one KV-cache page in this memory takes in a store."""
 
     def saved_page(self, page: int) -> U8Array:
         """Returns the bytes of the KV-cache page with this number as they are stored; any thread may ask for a sealed
@@ -167,8 +167,8 @@ class PageTable:
     # -- going elsewhere -------------------------------------------------------------------------------
 
     def reachable(self, position: int, keys: Numbers[bytes]) -> int:
-        """Returns the last position, at most `position`, at which the sequence could continue: each page that a token
-        there reads is held or can be found in the pool. 0: only from the start.
+        """Returns the last position, at most `position`, at which the sequence could continue, since all earlier pages
+        that a token there reads are held or can be found in the pool; 0: only from the start.
 
         Args:
             keys: the content addresses of the full pages of the sequence.
@@ -216,8 +216,8 @@ class PageTable:
         self.first, self.end = other.first, other.end
 
     def become(self, first: int, pages: Numbers[int]) -> None:
-        """Sets these pages, for which references were taken already, as the sequence's pages from index `first` on; the
-        table must be empty.
+        """Makes `pages`, the numbers of pages in the pool to which references were taken already, the pages of the
+        sequence from its page `first` on. The table must be empty.
         """
         self.first, self.end = first, first + len(pages)
         self.numbers[self.first : self.end] = pages

@@ -151,8 +151,8 @@ class Scheduler:
         return answer
 
     def step(self) -> list[Event]:
-        """Runs one step of the engine; returns its events: progress in prompts, new tokens, and ends of answers.
-        Without work it returns [] at once.
+        """Runs one step of the engine; returns what happened in it, as events: a part of a prompt was read, a token was
+        added to an answer, an answer ended. If there is no work, returns [] at once.
 
         A step that an exception from outside interrupts has no effect and can be repeated.
         """

@@ -190,12 +190,12 @@ class Sequence:
 
     @_operation
     def commit(self, run: Run, tokens: int | None = None, *, prompt: bool = True) -> None:
-        """Appends the ids of a run that was computed to the sequence, and seals the KV-cache pages that are full, so
-        that other sequences can find them.
+        """Appends the ids of a computed run to the sequence, and seals the KV-cache pages that are now full, so that
+        other sequences can find them.
 
         Args:
-            tokens: the number of the run's first ids to append; None: all, as is required where a layer keeps a state.
-            prompt: whether a run of many tokens is a prompt's chunk, whose end is worth a snapshot.
+            tokens: how many of the run's first ids to append; None: all, as is required where a layer keeps a state.
+            prompt: whether a run of several tokens is a part of a prompt, at whose end a snapshot may be kept.
         """
         n = run.ids.size if tokens is None else tokens
         assert run.start == self.length and 0 <= n <= run.ids.size

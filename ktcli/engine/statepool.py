@@ -127,12 +127,12 @@ class StatePool:
         return self._tickets
 
     def has(self, slot: int, ticket: int) -> bool:
-        """Returns whether the slot still contains the spare state for which `spare` gave this ticket."""
+        """Returns whether the slot still contains the spare state for which `spare` returned the number `ticket`."""
         return self._spare.get(slot) == ticket
 
     def back(self, slot: int, ticket: int) -> bool:
-        """Retakes a reference to a slot that `spare` gave up, if the slot still contains the state of this ticket;
-        returns whether it does.
+        """Takes again the reference to a slot that `spare` dropped, if the slot still contains the state for which
+        `spare` returned the number `ticket`; returns whether it does.
         """
         if not self.has(slot, ticket):
             return False
@@ -141,7 +141,7 @@ class StatePool:
         return True
 
     def discard(self, slot: int, ticket: int) -> None:
-        """Frees a spare slot, if it still contains the state of this ticket."""
+        """Frees a spare slot, if it still contains the state for which `spare` returned the number `ticket`."""
         if self.back(slot, ticket):
             self.release(slot)
 

@@ -407,9 +407,9 @@ def _advice(about: PlannedModel, settings: FinetuneSettings, tokens: int) -> str
 
 
 def order_of(read: SampleSet, settings: FinetuneSettings, numbers: Sequence[int]) -> StepOrder:
-    """Returns the order of training on the samples with the indices `numbers`: units of one sample or, if the settings
-    say so, of several packed together; each optimizer step gets as many units as the settings say, shuffled anew each
-    epoch.
+    """Returns the order in which the samples with the indices `numbers` are trained: in units of one sample or, with
+    `settings.packs`, of several packed together. An optimizer step gets `settings.documents` units; they are shuffled
+    anew for each epoch.
     """
     lengths = [len(each.ids) for each in read.samples]
     units = units_of(lengths, numbers, settings.cutoff_len, packs=settings.packs)

@@ -175,8 +175,8 @@ class FinetuneRun:
         return self._result()
 
     def evaluate(self) -> float | None:
-        """Returns the mean loss over the trained tokens of the held-out samples, in nats; None: there are no such
-        samples. Raises as `TrainableModel.loss`.
+        """Returns the loss of the held-out samples: the mean cross entropy of their trained tokens, in nats; None: no
+        samples are held out. Raises what `TrainableModel.loss` raises.
         """
         total, tokens = 0.0, 0
         size = evaluation_size(self._settings)

@@ -93,7 +93,8 @@ class HostSetting:
 
 
 def explain_rows(rows: tuple[tuple[str, bool, str], ...], forced: str | None) -> tuple[Kernel, ...]:
-    """Returns each row of kernels (one set of kernels per instruction set) with whether it is the one used, and why.
+    """Returns a `Kernel` for each row of kernels (those for one instruction set): its name, whether the CPU can run it,
+    whether it is the one used, and why.
 
     Args:
         rows: name, whether the CPU can run it, and the CPU features that it lacks; best first, as in the result.

@@ -26,13 +26,12 @@ T = TypeVar("T")
 
 
 def probe(root: Path = SYSTEM_ROOT, *, gpus: bool = True) -> Machine:
-    """Returns the facts of the machine: CPU, memory, NUMA nodes, GPUs, disk and measured rates. It takes milliseconds
-    unless a GPU driver has to wake up.
+    """Returns the facts of the machine: CPU, memory, NUMA nodes, GPUs, disk and measured rates.
 
     Args:
         gpus: whether to look for GPUs.
-        root: the tree that holds `proc` and `sys`. Below another root than `/` nothing is asked of
-            the running system: there are no kernel rows, no disk and no measurements.
+        root: the folder that holds `proc` and `sys`. For another one than `/` the running system is not asked: there
+            are no kernel rows, no disk and no rates.
     """
     here = root == SYSTEM_ROOT
     cpu = read_cpu(root, usable_isa() if here else ())

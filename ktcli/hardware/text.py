@@ -87,7 +87,9 @@ def numbered(what: str, numbers: Collection[int]) -> str:
 
 
 def table(text: str | None) -> dict[str, str]:
-    """Returns the values of "Key: value" lines by key, as in meminfo; the first of equal keys wins."""
+    """Returns the values of the "Key: value" lines of a text such as /proc/meminfo, by key; {} if `text` is None. Lines
+    without a colon are skipped; the first of equal keys wins.
+    """
     pairs: dict[str, str] = {}
     for line in (text or "").splitlines():
         key, colon, value = line.partition(":")

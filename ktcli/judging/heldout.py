@@ -74,7 +74,8 @@ class RowMean:
 
     @classmethod
     def of(cls, sums: F64, counts: F64) -> RowMean:
-        """Returns the mean of a value over the tokens of all rows, with its 95 % interval (None for fewer than 8 rows).
+        """Returns the mean of a value over the tokens of all rows; its `interval` has the ends `low` and `high` of the
+        95 % interval, or is None for fewer than 8 rows.
 
         Args:
             sums: for each row the sum of the value over its tokens, float64 [rows].

@@ -81,8 +81,8 @@ class NormGate:
         return down, up
 
     def forward(self, b: Backend, y: Value) -> Value:
-        """Returns y [T, hidden], the output of the norm, multiplied element by element with its gate: y *
-        sigmoid(up(silu(down y)))."""
+        """Returns y * sigmoid(up(silu(down(y)))) [T, hidden], element by element; y is the output of the norm, and down
+        and up are the gate's two projections."""
         down, up = self.tensors
         inner = b.linear(y, down)
         return b.gate(y, b.linear(b.gate(inner, inner), up))  # x * sigmoid(x) is silu

@@ -133,8 +133,8 @@ class LatentAttention(StoredPart):
 
     @cached_property
     def index_q(self) -> Tensor | None:
-        """The weight [index heads * dim, q_lora] of the projection of the normed query latent to the index queries,
-        apart from `q_b` if `raw`; None: `q_b` contains it, or there is no indexer."""
+        """If `raw`, the weight [index heads * dim, q_lora] of the projection of the normed query latent to the index
+        queries. None: not `raw`, so `q_b` contains it, or there is no indexer."""
         if not (self.indexer and self.raw):
             return None
         return self._matrix("index_q", self.q_lora, ("indexer.wq_b", self.indexer.width))

@@ -41,7 +41,7 @@ def build(f: Fields) -> Model:
 
 
 def cut(f: Fields, layers: int) -> dict[str, Any]:
-    """Returns a copy of the config `f` shortened to the model's first `layers` layers, all of which have routed
+    """Returns a copy of the config `f` shortened to the model's first `layers` layers, each of which has routed
     experts.
     """
     return cut_layers(_own(f), layers)

@@ -150,10 +150,10 @@ class Pool:
             raise BadNumber(str(error), bad_row, is_finite) from None
 
     def decode(self, source: Gathered, dst: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Returns a checkpoint's matrix [n, k] decoded to f32, or to bf16 bits if `dst` is uint16; see kt_decode.
+        """Returns a checkpoint's matrix [n, k], decoded.
 
         Args:
-            dst: the array to write to and return, f32, or uint16 for the bits of bf16; None: a new f32 array.
+            dst: the array to write to and return: f32, or uint16 for the bits of bf16; None: a new f32 array.
         Raises:
             BadNumber: a value is NaN or Inf, or too large for bf16.
         """

@@ -68,11 +68,11 @@ Widths = dict[str, int | tuple[int, int, int]]
 
 
 class Cached(NamedTuple):
-    """The elements that an operation caches for each position, in the layer's pages.
+    """The numbers of elements that an operation caches for each position, in the layer's pages.
 
     Attributes:
         before: elements of other operations, which come first.
-        parts: its own elements, each part for all positions of a page at once, one behind the other.
+        parts: its own elements, in each part; a page has a part for all its positions, then the next part.
         behind: elements of other operations, which come last.
         heads: the heads of each part, which have a scale each where the cache is fp8; (): it cannot be.
     """
@@ -112,8 +112,9 @@ class Operation:
 
     @property
     def cached(self) -> Cached:
-        """The numbers of elements and heads that the operation caches for each position in its layer's pages; zeros and
-        empty tuples unless the operation has a field of kind PAGES.
+        """What the operation caches for each position in its layer's pages: `parts` and `heads` have an entry, the
+        number of elements and of heads, for each part; `before` and `behind` are the elements of other operations. All
+        are 0 or () if it has no field of kind PAGES.
         """
         return Cached(0, (), 0)
 

@@ -106,8 +106,8 @@ class Recorder(Backend):
         return Recording(tuple(self._records), tuple(self._buffers), results)
 
     def given(self, width: int) -> View:
-        """Returns the view of a new buffer of `width` columns, whose rows the caller of the program writes before each
-        run.
+        """Adds an input buffer of `width` columns, whose rows are written before each run of the recorded program;
+        returns its view.
         """
         return self._buffer(width, False)
 
@@ -116,9 +116,9 @@ class Recorder(Backend):
         self._layer = layer
 
     def do(self, operation: Operation) -> Value:
-        """Checks and records one operation. Returns the views of its results, then a `Number` for each routing or
-        choice that it makes: the only one itself, several as a tuple. If there are none, returns the operation's first
-        operand.
+        """Checks and records an operation; returns its result: the `View` of rows, or the `Number` (index) of a routing
+        to experts or a choice of positions. Several results are a tuple, views first. For an operation without results,
+        returns its first operand.
         """
         choice = layout_of(type(operation)).choice
         if choice and getattr(operation, choice):

@@ -67,8 +67,8 @@ class Alone:
 
     @property
     def room_bytes(self) -> int:
-        """The most bytes that the model may take, as `need_bytes` counts them, to fit into the host's main memory and
-        into each of its NUMA nodes.
+        """The most bytes, counted as by `need_bytes`, that the model may take and still fit into the host's main memory
+        and into each of its NUMA nodes.
         """
         host = self.host
         room = host.room_bytes - self.extra_bytes

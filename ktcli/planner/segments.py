@@ -61,7 +61,9 @@ class Devices:
     outputs: int = 0
 
     def limit(self, gpu: Gpu) -> int:
-        """Returns the most bytes of a GPU that a plan may take: the free bytes, or its limit if that is less."""
+        """Returns the most bytes of a GPU that a plan may take: its free bytes or, if that is less, its entry in
+        `limits`.
+        """
         return min(self.limits.get(gpu.index, gpu.free_bytes), gpu.free_bytes)
 
     def sizes(self, layers: range) -> DeviceSizes:

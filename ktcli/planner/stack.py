@@ -88,8 +88,8 @@ class ModelLoads:
         return read / self.layers, ops / self.layers
 
     def room(self, budget_bytes: int, layers: range | None = None) -> Room:
-        """Returns the memory that experts on the GPU may fill: the budget `budget_bytes`, the number of experts of a
-        layer, and the bytes of one expert of each MoE layer among `layers` (None: of each MoE layer).
+        """Returns the memory for experts on the GPU: a `Room` with the budget `budget_bytes`, the number of experts per
+        layer, and the bytes of one expert of each MoE layer among `layers` (None: of every MoE layer).
         """
         moe = self.moe[self.routed(layers)] if layers is not None else self.moe
         sizes = tuple(int(size) for size in self.expert.size_bytes[moe])

@@ -53,9 +53,11 @@ _REFUSED = {
 
 
 def read_columns(given: Any, where: str) -> Columns:
-    """Returns the names of a file's columns from the object `columns` in an entry of `dataset_info.json`; the usual
-    ones where it gives none.
+    """Returns the names of a file's columns from the object `columns` in an entry of `dataset_info.json`; a name that
+    it does not give is None, which stands for the default.
 
+    Args:
+        where: the entry, for errors.
     Raises:
         BadData: a key is not known, or a name is not a text.
     """

@@ -104,9 +104,7 @@ def _stem(model: str) -> str:
 
 
 def is_hidden(alias: Alias) -> bool:
-    """Returns whether a model of the catalogue or the library has the name of an alias, so that the alias is not
-    used.
-    """
+    """Returns whether an alias is not used because a model of the catalogue or the library has the same name."""
     return catalog.find(alias.name) is not None or places.is_taken(alias.name)
 
 

@@ -62,9 +62,9 @@ class Disposal:
         return removal.pages_of([entry for entry in self.entries if entry.complete], self.whole)
 
     def carry_out(self) -> Disposed:
-        """Removes the entries from the library with their KV pages, the heat map and calibration results of models
-        removed as a whole, and leftovers of killed processes. Returns the labels of the removed entries, of those that
-        another process completed meanwhile, and the bytes freed.
+        """Removes the entries from the library with their KV pages, leftovers of killed processes and, for models
+        removed as a whole, the heat map (how often each expert was chosen) and calibration results. Returns the labels
+        of the removed entries, of those that another process completed meanwhile, and the bytes freed.
 
         Raises:
             Busy: another process works on one of these models. KtError: the system refuses.

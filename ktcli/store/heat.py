@@ -130,10 +130,11 @@ def read(
 
 
 def add(pack: Path, fresh: Heat, warn: Callable[[str], object] = lambda said: None) -> bool:
-    """Adds fresh counts to the stored heat map of the model of a pack; concurrent calls lose nothing.
+    """Adds fresh counts to the stored heat map (how often each expert was chosen) of the model of a pack; concurrent
+    calls lose nothing.
 
     Args:
-        warn: as for `read`; a map that is ignored is replaced.
+        warn: called with a sentence if the stored map is damaged or of another shape; it is then replaced.
     Returns:
         Whether the map was written: not if the model is gone, nothing was counted, or the library is read-only, full or
             busy.

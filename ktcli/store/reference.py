@@ -146,7 +146,9 @@ def split_adapter(text: str) -> tuple[str, str]:
 
 
 def is_elsewhere(text: str) -> bool:
-    """Returns whether a text names a model in another program's store, existing or not."""
+    """Returns whether a text names a model in the store of Ollama or LM Studio, existing or not: it begins with
+    "ollama:" or "lmstudio:".
+    """
     return ollama.is_named(text) or lmstudio.is_named(text)
 
 

@@ -117,8 +117,8 @@ class RemoteStore:
         return [] if self.rests else self._store.states()
 
     def refresh(self) -> None:
-        """Looks for page files that others wrote or removed, waiting at most LOOK_S seconds; a longer listing continues
-        in the background.
+        """Looks for page files that others wrote or removed. Waits at most LOOK_S seconds (1.0); a listing that takes
+        longer continues in the background.
         """
         if self._rests_until is not None:
             self._try_again(self._rests_until)

@@ -30,8 +30,8 @@ CALIBRATING, RESUMING = "calibrate-", "resume-"
 
 
 def remove(entry: Entry) -> int:
-    """Deletes the files of an entry of the user's own library; returns the number of bytes freed. The heat map of its
-    model stays, see `forget`.
+    """Deletes the files of an entry of the user's own library; returns the number of bytes freed. The heat map (how
+    often each expert was chosen) of its model stays, see `forget`.
 
     Raises:
         UsageError: the entry is not in the user's own library.
@@ -59,8 +59,8 @@ def remove(entry: Entry) -> int:
 
 
 def forget(model: str) -> bool:
-    """Deletes the heat map and the results of calibrations of a model that has no entries in the library any more;
-    returns whether there was a heat map.
+    """Deletes the heat map (how often each expert was chosen) and the results of calibrations of a model that has no
+    entries in the library any more; returns whether there was a heat map.
 
     Raises:
         KtError: the system refuses.

@@ -265,7 +265,7 @@ class SharedFolder(PageFolder):
         return self._taken
 
     def remove_unfinished(self) -> None:
-        """Removes the temporary files that killed processes of this writer left in the store."""
+        """Removes temporary files from the folder: those that killed processes of this library on this machine left."""
         for path in self.path.glob(f"*/{self.owner}*{smallfiles.SUFFIX}"):
             if smallfiles.is_abandoned(path.name):
                 with contextlib.suppress(OSError):

@@ -125,8 +125,8 @@ class Checkpoint(CheckpointFiles):
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Returns the JSON object in a model folder's `config.json`, completed for an embedding model by how it pools its
-    outputs, which other files of the folder say.
+    """Returns the JSON object in a model folder's `config.json`. For an embedding model it gets the field `kt_pooling`,
+    how the outputs are pooled, from other files of the folder.
 
     Raises:
         BadCheckpoint: `config.json` is missing, too large or not valid (see `parse_object`), or one of those other

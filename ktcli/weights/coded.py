@@ -107,8 +107,8 @@ class Coded:
         return Numbers(how, raws[0], span.rows, span.source.columns)
 
     def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
-        """Returns the stored scales of the rows of a span, [rows, groups of `fmt`] f32, if the format `fmt` holds the
-        codes exactly with them; otherwise None."""
+        """Returns the stored scales of the rows of a span, one for each group of columns of `fmt`, f32 [rows, groups];
+        None: the format `fmt` cannot hold the codes exactly with them."""
         high, wide = self._block(span.source)
         k = span.source.columns
         covered = wide >= k or (fmt.group and wide % fmt.group == 0)
@@ -198,8 +198,9 @@ def fp8(block: tuple[int, int]) -> Coded:
 
 
 def integers(bits: int, group: int, scale: str, *, symmetric: bool = True) -> Coded:
-    """Returns the storage of packed integer codes of `bits` bits, 4 or 8, with one scale of the type `scale` ("BF16",
-    "F32" …) for each `group` of columns of a row (0: for the whole row) and, unless `symmetric`, zero points."""
+    """Returns the storage of matrices of integer codes of `bits` (4 or 8) bits, with one scale for each `group` columns
+    of a row (0: for the whole row) and, unless `symmetric`, zero points. `scale` is the type of the scales: "BF16",
+    "F32" …"""
     of = f"groups of {group}" if group else "rows"
     label = f"int{bits} with {scale.lower()} scales of {of}"
     lossless = lossless_int4(group, scale) if bits == 4 and symmetric else None

@@ -146,11 +146,11 @@ class CheckpointFiles(OpenFiles):
         return made
 
     def find(self, name: str, shape: tuple[int, ...] | None = None) -> StorageSource:
-        """Returns the checkpoint tensor called `name`: its shape, and where and how its numbers are stored. If this
-        checkpoint is read with a change (see `changed`), its numbers include it.
+        """Returns the checkpoint tensor called `name`: its shape, and where and how its numbers are stored. In a copy
+        that `changed` made, they are read with the change.
 
         Raises:
-            BadCheckpoint: it is missing, stored in a way that cannot be read, or not of the shape.
+            BadCheckpoint: the tensor is missing, stored in a way that cannot be read, or not of the shape `shape`.
         """
         try:
             found = self._stored(name, shape)

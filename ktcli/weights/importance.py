@@ -45,8 +45,8 @@ class Importance:
     steps: Mapping[str, StepArray] = field(default_factory=dict)
 
     def row(self, name: str, index: int) -> Matrix | None:
-        """Returns the importance [k] f32 of the columns of matrix `index` of the tensor `name`, relative to their mean;
-        None: nothing is known of the tensor."""
+        """Returns the importance of each column of matrix `index` of the tensor `name`, f32 [k]; 1 is that of the mean
+        column. None: nothing is known of the tensor."""
         found = self.steps.get(name)
         return None if found is None else numbers_of(found[index])
 

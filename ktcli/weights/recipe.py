@@ -184,8 +184,8 @@ def format_of_kind(kind: TensorKind, recipe: Recipe) -> Format:
 
 
 def format_of(tensor: Tensor, recipe: Recipe) -> Format | None:
-    """Returns the number format in which a recipe packs a tensor; None: it is a table or a vector, stored as plain
-    rows, see `plain_bytes`."""
+    """Returns the number format in which a recipe packs a tensor. None: it has no such format, since it is a table or a
+    vector, whose rows are stored as bf16 or f32 (see `plain_bytes`)."""
     kind = kind_of(tensor)
     if kind is not None and is_in_f32(tensor, recipe):
         return FORMATS["f32"]

@@ -140,8 +140,9 @@ class Storage(Protocol):
         """
 
     def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
-        """Returns the scales [span.rows, groups of `fmt`] f32 with which `fmt` holds the rows of the span exactly;
-        None: no such scales are stored, or the encoder finds as good ones by itself."""
+        """Returns the stored scales with which `fmt` holds the rows of the span exactly, one for each group of columns
+        of `fmt`, f32 [span.rows, groups]; None: no such scales are stored, or the encoder finds as good ones by itself.
+        """
 
 
 class NumberChange(Protocol):

@@ -108,8 +108,8 @@ class FileWriter:
 
 @contextmanager
 def explained(what: str, folder: Path, need_bytes: Callable[[], int]) -> Iterator[None]:
-    """Opens a context that turns an OSError into an error for the user, which names what was being done (`what`) in
-    `folder` and what stopped it.
+    """Opens a context that turns an OSError into an error for the user, which names the work `what` in `folder` and the
+    cause.
 
     Args:
         need_bytes: returns the bytes that are still to be written; called when the disk is full.

@@ -99,8 +99,8 @@ def load_device(
     progress: Progress | None = None,
     apart: Collection[LayerPart] = (),
 ) -> DeviceModel:
-    """Loads a model's weights into device memory, except for the experts and parts that stay in main memory; returns
-    them, with the embedding in host memory.
+    """Loads a model's weights, except for the experts and parts that stay in main memory: the embedding into main
+    memory, all else into device memory; returns them.
 
     Args:
         mask: true for the experts on the device, bool [MoE layers, E].
@@ -108,7 +108,7 @@ def load_device(
         progress: called with the bytes loaded so far and the bytes in all.
         apart: the parts of layers that stay in main memory.
     Raises:
-        torch.OutOfMemoryError: a device has too little memory; as a rule, nothing was read yet.
+        torch.OutOfMemoryError: a device has too little memory.
         BadPack: the files are damaged.
     """
     parts = _parts(model, recipe, mask, apart)

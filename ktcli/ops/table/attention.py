@@ -94,8 +94,8 @@ class Gqa(Operation):
 
     @property
     def cached(self) -> Cached:
-        """The numbers of elements cached for each position: two parts, the keys and the values of all heads, before the
-        `shape.beside` elements of an indexer.
+        """What is cached for each position: `parts` are the elements of the keys and of the values of all heads,
+        `heads` the number of heads of each; `behind` are the `shape.beside` elements of an indexer, `before` is 0.
         """
         s = self.shape
         parts = s.kv_heads * s.head_dim, s.kv_heads * s.value_dim
@@ -170,7 +170,9 @@ class Choose(Operation):
 
     @property
     def cached(self) -> Cached:
-        """The numbers of elements cached for each position: one part, the index key, after `shape.behind` others."""
+        """What is cached for each position: one part, the `shape.elements` elements of the index key, after `before` =
+        `shape.behind` elements of other operations; `behind` is 0, `heads` ().
+        """
         return Cached(self.shape.behind, (self.shape.elements,), 0)
 
     def widths(self) -> Widths:
@@ -227,8 +229,8 @@ class Mla(Operation):
 
     @property
     def cached(self) -> Cached:
-        """The numbers of elements cached for each position: one part, the latent and the rotated key, before the
-        `shape.beside` elements of an indexer.
+        """What is cached for each position: one part, the lora + rope elements of the latent and the rotated key, with
+        `shape.cached_heads` heads; `behind` are the `shape.beside` elements of an indexer, `before` is 0.
         """
         s = self.shape
         return Cached(0, (s.lora + s.rope,), s.beside, (s.cached_heads,))
@@ -270,7 +272,9 @@ class MqaShape:
 
     @property
     def paged(self) -> int:
-        """The number of elements cached per position for pooled rows, one row per window of positions; 0: none."""
+        """The number of elements of pooled rows that are cached for each position, rounded up: a row of `dim` elements
+        for each window of `every` positions; 0 if `every` is 0: there are no pooled rows.
+        """
         return paged_elements(self.dim, self.every) if self.every else 0
 
     @property
@@ -312,8 +316,8 @@ class Mqa(Operation):
 
     @property
     def cached(self) -> Cached:
-        """The numbers of elements cached for each position: one part, of pooled rows, before the `shape.beside` of an
-        indexer."""
+        """What is cached for each position: one part, the `shape.paged` elements of pooled rows; `behind` are the
+        `shape.beside` elements of an indexer, `before` is 0, `heads` ()."""
         return Cached(0, (self.shape.paged,), self.shape.beside)
 
     def widths(self) -> Widths:

@@ -164,7 +164,7 @@ class Carry(Operation):
     deferred: Rows
 
     def widths(self) -> Widths:
-        """Returns, by field name, the number of columns of `deferred`, the sum of the previous layer's deferred
-        experts: that of `x`.
+        """Returns {"deferred": n}: n is the number of columns of the operand `deferred`, and equals that of the operand
+        `x`.
         """
         return {"deferred": self.x.width}

@@ -74,7 +74,7 @@ class Embed(Operation):
         return self.table.n
 
     def widths(self) -> Widths:
-        """Returns, by field name, the number of columns of the result `out`: as many as the embedding table has."""
+        """Returns {"out": n}: n is the number of columns of the result, and equals that of the embedding table."""
         return {"out": self.table.k}
 
 
@@ -189,7 +189,7 @@ class GateRows(Operation):
     kind: GateKind = GateKind.SIGMOID
 
     def widths(self) -> Widths:
-        """Returns, by field name, the number of columns of the result `out`: as many as x has."""
+        """Returns {"out": n}: n is the number of columns of the result, and equals that of the operand x."""
         return {"out": self.x.width}
 
 
@@ -226,8 +226,8 @@ class ScaleRows(Operation):
         return True
 
     def widths(self) -> Widths:
-        """Returns, by field name, the number of columns of the result `out`, as many as x has, and of elements of the
-        factor: 1.
+        """Returns {"out": n, "factor": 1}: n is the number of columns of the result, and equals that of the operand x;
+        the factor has one element.
         """
         return {"out": self.x.width, "factor": 1}
 
@@ -250,7 +250,7 @@ class TemperRows(Operation):
         return True
 
     def widths(self) -> Widths:
-        """Returns, by field name, the number of columns of the result `out`: as many as x has."""
+        """Returns {"out": n}: n is the number of columns of the result, and equals that of the operand x."""
         return {"out": self.x.width}
 
 
@@ -263,7 +263,7 @@ class Greatest(Operation):
     x: Rows
 
     def widths(self) -> Widths:
-        """Returns, by field name, the number of columns of the result `out`: 1."""
+        """Returns {"out": 1}: the result has one column."""
         return {"out": 1}
 
 
@@ -278,7 +278,7 @@ class Select(Operation):
     x: Rows
 
     def widths(self) -> Widths:
-        """Returns, by field name, the number of columns of the result `out`: as many as x has."""
+        """Returns {"out": n}: n is the number of columns of the result, and equals that of the operand x."""
         return {"out": self.x.width}
 
 

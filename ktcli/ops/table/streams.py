@@ -37,7 +37,7 @@ class SpreadStreams(Operation):
     streams: Implied
 
     def widths(self) -> Widths:
-        """Returns, by field name, the number of columns of the result `out`: `streams` times those of x."""
+        """Returns {"out": n}: n is the number of columns of the result, `streams` times that of the operand x."""
         return {"out": self.streams * self.x.width}
 
 

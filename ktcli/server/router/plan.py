@@ -142,9 +142,8 @@ class RouterKeys:
 
 
 def plan_for(servers: Sequence[ServerFacts]) -> RoutingPlan:
-    """Returns the settings for a router of these servers: the share of a prompt, 0 to 1, that must match a server's
-    earlier prompts to be sent to it, the number of requests by which a server may exceed the mean before others get its
-    conversations, and the seconds after which a request is given up. `servers` is not empty, and they agree (see
+    """Returns the settings for a router of these servers: by what match with earlier prompts it chooses a server, how
+    uneven their load may be, and when it gives up a request. `servers` is not empty, and they agree (see
     `require_agreement`).
     """
     threshold, why = _threshold(servers)

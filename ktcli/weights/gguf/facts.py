@@ -290,8 +290,8 @@ def granite_dense(m: Metadata) -> dict[str, Any]:
 
 
 def granite_windows(m: Metadata) -> dict[str, Any]:
-    """Returns the `config.json` fields that kt derives from a GGUF file of Granite-MoE with sliding windows:
-    `layer_types` as `windows` returns it, and `layer_rope_theta`, the rotary base of each layer, 0 for a layer without
+    """Returns {`layer_types`: names, `layer_rope_theta`: numbers}, derived from a GGUF file of Granite-MoE with sliding
+    windows: the former as `windows` returns it, the latter the rotary base of each layer, 0.0 for a layer without
     positions."""
     pattern, theta = "attention.rope_pattern", m.number("rope.freq_base", 10_000.0)
     turned = m.switches(pattern) if m.has(pattern) else [1] * m.layers

@@ -117,7 +117,9 @@ class Gguf(CheckpointFiles):
         return tuple(sorted(("config.json", *small_file_names(self._values))))
 
     def small_file(self, name: str) -> bytes:
-        """Returns the contents of the small file `name`, made from the metadata of the GGUF file."""
+        """Returns the contents of the file `name`, one of `small_files` such as "config.json", made from the GGUF
+        metadata.
+        """
         if name == "config.json":
             return json.dumps(self.config, indent=1).encode()
         return self._small_files[name]

@@ -161,8 +161,8 @@ class Viewed:
         return Numbers.of(np.ascontiguousarray(matrix))
 
     def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
-        """Returns the stored scales of the rows of a span, [rows, groups of `fmt`] f32, with which `fmt` holds the rows
-        exactly; None: it cannot, or the `TensorView` reorders columns or changes values."""
+        """Returns the stored scales of the rows of a span, one for each group of columns of `fmt`, f32 [rows, groups];
+        None: `fmt` cannot hold the rows exactly with them, or the `TensorView` reorders columns or changes values."""
         return self.storage.kept(pool, span, (_joined(raws),), fmt) if self._is_rows else None
 
 

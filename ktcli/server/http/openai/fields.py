@@ -136,7 +136,8 @@ class TextBody(Sampled):
         """Returns the prompts to be continued, each a string or a list of token ids.
 
         Raises:
-            Refusal: one is neither, or with `n` answers to each there would be more than 128.
+            Refusal: a prompt is neither, or there are more than 128 prompts, or more than 128 answers to them, `n` to
+                each.
         """
         said = self.prompt
         is_list = isinstance(said, list) and said and isinstance(said[0], str | list)
