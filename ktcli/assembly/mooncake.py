@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import signal
 import socket
 import subprocess
@@ -164,23 +163,8 @@ def require_host(host: str, *, insecure: bool) -> None:
     Raises:
         UsageError: it would listen on all interfaces, and `insecure` is False.
     """
-    if _is_every_interface(host) and not insecure:
+    if host in ("0.0.0.0", "::", "") and not insecure:
         raise UsageError(
             f"--host {host or 'without an address'} listens on all interfaces: {WHY}",
             hint="name an address of a private network, or --insecure if a firewall keeps others out",
         )
-
-
-def _is_every_interface(host: str) -> bool:
-    """Returns whether a socket that is bound to this address listens on all interfaces, in any spelling."""
-    if not host:
-        return True
-    try:
-        address = ipaddress.ip_address(host)
-        return (getattr(address, "ipv4_mapped", None) or address).is_unspecified
-    except ValueError:
-        pass
-    try:  # 0 and 0x0, as C reads them
-        return not any(socket.inet_aton(host))
-    except OSError:
-        return False

@@ -23,8 +23,7 @@ TOO_MUCH = 1 << 60
         (("--memory", "x"), "'x', which is not a size; it can be a size, such as 20G, 500M or 0; leave it out for"),
         (("--memory", "0"), "--memory 0 leaves the store no memory"),
         (("--host", ""), "listens on all interfaces"),
-        *[(("--host", each), "listens on all interfaces")
-          for each in ("0.0.0.0", "0", "0x0", "::", "::0", "0:0:0:0:0:0:0:0", "::ffff:0.0.0.0")],
+        (("--host", "0.0.0.0"), "listens on all interfaces"),
         (("--host", "a b"), "is not the address of a Mooncake master"),
         (("--join", "10.0.0.1"), "'10.0.0.1' is not the address of a Mooncake master"),
         ((*JOIN, "--host", "10.0.0.2"), "--host has no meaning with --join"),

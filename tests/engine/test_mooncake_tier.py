@@ -131,6 +131,9 @@ def test_a_store_that_fails_costs_time_and_nothing_else(
         ),
         ("mooncake://[2001:4860::1]:50051", "is not an address of a private network"),
         ("mooncake://[::ffff:8.8.8.8]:50051", "is not an address of a private network"),
+        ("mooncake://0:50051", "0.0.0.0 (0) is not an address of a private network"),
+        ("mooncake://[::0]:50051", ":: (::0) is not an address of a private network"),
+        ("mooncake://[::ffff:0.0.0.0]:50051", "is not an address of a private network"),
         ("mooncake://127.0.0.1:{free}", "cannot be reached: Connection refused"),
     ],
 )
