@@ -92,14 +92,19 @@ def pack(
     counts = None if importance is None else np.zeros(lay.columns, dtype=np.float32)
     if counts is not None:
         counts[:k] = importance
+    feedback = None
     if fmt.rotation:
         block = rotation_block(fmt, k)
         padded = rotate(padded, block)
-        counts = None if counts is None else _block_means(counts, block, k)
+        if counts is not None:
+            feedback = feedback_of(counts[:k]) if feeds_back(fmt) else None
+            counts = _block_means(counts, block, k)
     given = np.zeros((len(padded), lay.groups), dtype=np.float32)
     if scales is not None:
         given[:n, : scales.shape[1]] = scales
     codes, scales = encode(fmt, padded, given, counts)
+    if feedback is not None and scales is not None:
+        codes = encode_with_feedback(fmt, padded, scales, feedback)
     out = np.zeros((panels, lay.panel_bytes), dtype=np.uint8)
     lines = _to_lines(fmt, lay, codes)
     out[:, : lines.shape[1]] = lines
@@ -153,6 +158,62 @@ def rotate(x: F32, block: int) -> F32:
         out = np.stack((a + b, a - b), axis=2).reshape(-1, block)
         h *= 2
     return (out * np.float32(1 / np.sqrt(block))).reshape(x.shape)
+
+
+def feeds_back(fmt: Format) -> bool:
+    """Returns whether columns of a format make up for each other's errors where their importance is known."""
+    return fmt.bits < 8 and fmt.rotation == ROTATION_UNIT and 0 < fmt.group <= ROTATION_UNIT
+
+
+def feedback_of(counts: F32) -> F32:
+    """Returns L [blocks, 64, 64] of the columns' importance [k], step by step as specified; 0 on the diagonal."""
+    found = []
+    for first in range(0, len(counts), ROTATION_UNIT):
+        own = counts[first : first + ROTATION_UNIT].astype(np.float64)
+        v = np.full(ROTATION_UNIT, own.min())
+        v[: len(own)] = own
+        total = 0.0
+        for value in v:
+            total += float(value)
+        w = v + total / ROTATION_UNIT**2
+        h = 1
+        while h < ROTATION_UNIT:
+            a, b = np.moveaxis(w.reshape(-1, 2, h), 1, 0)
+            w = np.stack((a + b, a - b), axis=1).reshape(-1)
+            h *= 2
+        side = np.arange(ROTATION_UNIT)
+        a = (w / ROTATION_UNIT)[side[:, None] ^ side]
+        lower = np.zeros_like(a)
+        for i in reversed(range(ROTATION_UNIT)):
+            lower[i, :i] = a[i, :i] / a[i, i]
+            a[:i, :i] = a[:i, :i] - a[i, :i, None] * lower[i, :i]
+        found.append(lower)
+    return np.stack(found).astype(np.float32)
+
+
+def encode_with_feedback(
+    fmt: Format, matrix: F32, scales: F32, feedback: F32
+) -> NDArray[np.uint8]:
+    """Returns the indices [n, columns] of rotated rows, each column of which makes up for the errors before it.
+
+    Args:
+        scales: of the rows' groups, [n, groups].
+        feedback: `feedback_of` the columns' importance.
+    """
+    book = codebook(fmt)
+    middles = (book[:-1] + book[1:]) / np.float32(2)
+    indices = np.zeros(matrix.shape, np.uint8)
+    for block, lower in enumerate(feedback):
+        x = matrix[:, block * ROTATION_UNIT :][:, :ROTATION_UNIT]
+        left = x.copy()
+        for i in range(ROTATION_UNIT):
+            s = scales[:, (block * ROTATION_UNIT + i) // fmt.group]
+            inv = np.where(s == 0, np.float32(0), np.float32(1) / np.where(s == 0, np.float32(1), s))
+            found = np.searchsorted(middles, left[:, i] * inv, side="left")
+            e = book[found] * s - x[:, i]
+            left[:, i + 1 :] -= lower[i + 1 :, i] * e[:, None]
+            indices[:, block * ROTATION_UNIT + i] = found
+    return indices
 
 
 def _block_means(counts: F32, block: int, k: int) -> F32:

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "feedback.h"
 #include "kernels/formats.h"
 #include "numbers.h"
 
@@ -28,6 +29,8 @@ typedef struct pack_task {
     const kt_gathered *src;
     const float *scales;            /* NULL or [n][groups] */
     const float *importance;        /* NULL or [k]; with a rotation the means of its blocks, [columns] */
+    const float *counts;            /* [k]: importance before it became means; NULL: there is no feedback */
+    float *feedback;                /* [columns / 64][64][64], see feedback.h */
     uint8_t *dst;
     layout l;
     int64_t panels, block, columns; /* block: of the rotation, 0: none; columns: of a row as it is encoded */
@@ -62,7 +65,8 @@ static void pack_panels(void *arg, int thread, int threads)
         int64_t first = i * KT_PANEL_ROWS;
         for (int r = 0; r < KT_PANEL_ROWS; r++)
             x[r] = pack_row(t, kernels, first + r, buffer + r * t->stride);
-        panel_rows rows = {t->columns, x, t->scales ? t->scales + first * t->l.groups : NULL, t->importance};
+        panel_rows rows = {t->columns, x, t->scales ? t->scales + first * t->l.groups : NULL, t->importance,
+                           t->feedback, t->counts, t->src->k};
         kernels->encode_panel(t->format, &rows, t->dst + (size_t)i * t->l.panel_bytes, &t->error[i]);
     }
 }
@@ -145,17 +149,24 @@ int kt_pack(kt_pool *pool, const kt_format *format, const kt_gathered *src, cons
     if (result != KT_OK)
         return result;
     int64_t columns = rotated_columns(format, src->k), panels = round_up(src->n, KT_PANEL_ROWS) / KT_PANEL_ROWS;
-    pack_task t = {pool, format, src, scales, importance, dst, layout_of(format, src->k), panels,
-                   rotation_block(format, src->k), columns, NULL, round_up(columns, 16) + 16, NULL};
+    pack_task t = {.pool = pool, .format = format, .src = src, .scales = scales, .importance = importance, .dst = dst,
+                   .l = layout_of(format, src->k), .panels = panels, .block = rotation_block(format, src->k),
+                   .columns = columns, .stride = round_up(columns, 16) + 16};
     size_t rows = (size_t)kt_pool_threads(pool) * KT_PANEL_ROWS + 1;
+    int feeds = importance && format_feeds_back(format);
     t.rows = malloc(rows * (size_t)t.stride * sizeof *t.rows);
     t.error = calloc((size_t)panels, sizeof *t.error);
-    if (t.rows && t.error) {
+    t.feedback = feeds ? malloc((size_t)columns * ROTATION_UNIT * sizeof *t.feedback) : NULL;
+    if (t.rows && t.error && (t.feedback || !feeds)) {
         kt_pack_error sums = error ? *error : (kt_pack_error){0};
         float *means = t.rows + (rows - 1) * (size_t)t.stride;
         if (t.block && importance) {
             spread_importance(&t, importance, means);
             t.importance = means;
+        }
+        if (feeds) {
+            t.counts = importance;
+            feedback_fill(pool, importance, src->k, t.feedback);
         }
         pool_run(pool, pack_panels, &t);
         add_errors(&t, &sums);
@@ -167,6 +178,7 @@ int kt_pack(kt_pool *pool, const kt_format *format, const kt_gathered *src, cons
         pool_set_error(pool, "no memory for %" PRId64 " panels of %" PRId64 " columns", panels, columns);
         result = KT_ERR_MEMORY;
     }
+    free(t.feedback);
     free(t.error);
     free(t.rows);
     return result;

@@ -34,6 +34,7 @@ OTHERS = (
     Format("no zero", bits=4, group=64, scale=Scale.BF16, codebook=WITHOUT_ZERO),
     Format("int4-row", bits=4, group=0, scale=Scale.F32, codebook=LINEAR),
     Format("int4-f32", bits=4, group=64, scale=Scale.F32, codebook=LINEAR),
+    Format("turned", bits=4, group=64, scale=Scale.BF16, codebook=STEEP, rotation=64),
     Format("int8-g64", bits=8, group=64, scale=Scale.BF16),
     Format("mxint8", bits=8, group=32, scale=Scale.E8M0),
     Format("mxfp8", bits=8, group=32, scale=Scale.E8M0, codes=Codes.E4M3),
@@ -108,7 +109,7 @@ def test_what_a_format_can_hold_comes_back(fmt: Format):
 
 def test_reported_error_is_the_difference():
     for fmt in FORMATS.values():
-        # Turned columns beyond k have errors too, which no product sees.
+        # Rotated columns beyond k have errors too, which no product sees; with feedback they are left out.
         k = 384 if fmt.rotation else 360
         x, counts = matrices(48, k)["heavy"], importance(k)
         data = np.zeros(packed_bytes(fmt, *x.shape), dtype=np.uint8)
@@ -118,7 +119,7 @@ def test_reported_error_is_the_difference():
         back, source = oracle.unpack(fmt, data, *x.shape).astype(np.float64), x.astype(np.float64)
         squares = ((back - source) ** 2, source**2)
         assert weighted[:2] == pytest.approx([each.sum() for each in squares], rel=1e-5, abs=1e-12)
-        if not fmt.rotation:  # there, importance is that of the turned columns
+        if not fmt.rotation or oracle.feeds_back(fmt):  # else importance is that of the rotated columns
             squares = (*squares, back**2)
             expected = [(each * counts).sum() for each in squares]
             assert weighted[2:] == pytest.approx(expected, rel=1e-5, abs=1e-12)
@@ -152,6 +153,65 @@ def test_importance_lowers_the_error_that_counts():
             for each in (None, counts)
         )
         assert found.sum() < 0.97 * plain.sum(), fmt.name
+
+
+FEEDING = [fmt for fmt in ALL if oracle.feeds_back(fmt)]
+
+
+def test_int6_is_encoded_with_feedback():
+    assert FORMATS["int6"] in FEEDING
+    assert FORMATS["int4-row-had"] not in FEEDING
+
+
+@pytest.mark.each_once
+@pytest.mark.parametrize("fmt", FEEDING, ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("kind", ["three orders", "the ends", "one column", "alike"])
+def test_bytes_with_feedback_are_the_oracles(fmt: Format, kind: str):
+    """However uneven columns and weights are, and whatever is left of a block and of a panel."""
+    for n, k in ((1, 1), (17, 65), (16, 192), (33, 300)):
+        counts = {
+            "three orders": importance(k),
+            "the ends": np.where(np.arange(k) % 3 == 0, 2.0**20, 2.0**-20),
+            "one column": np.where(np.arange(k) == k // 2, 2.0**20, 1.0),
+            "alike": np.full(k, 3.0),
+        }[kind].astype(np.float32)
+        for what, x in matrices(n, k).items():
+            expected = oracle.pack(fmt, x, importance=counts).tobytes()
+            for isa, pool in POOLS.items():
+                data = np.full(packed_bytes(fmt, n, k), 0xAA, dtype=np.uint8)
+                pool.pack(fmt, Numbers.of(x).whole, data, importance=counts)
+                assert expected == data.tobytes(), f"{isa} {n} x {k} {what}"
+
+
+@pytest.mark.parametrize("fmt", FEEDING, ids=lambda fmt: fmt.name)
+def test_columns_that_count_alike_are_encoded_by_themselves(fmt: Format):
+    x = matrices(33, 320)["heavy"]
+    alike = oracle.pack(fmt, x, importance=np.full(320, 1, np.float32))
+    assert alike.tobytes() == oracle.pack(fmt, x).tobytes()
+
+
+def test_feedback_is_the_triangle_of_the_errors_that_count():
+    """L' D L is what a block's errors count by: the importance of its columns, seen from the rotated ones."""
+    counts = importance(64)
+    (lower,) = oracle.feedback_of(counts).astype(np.float64)
+    hadamard = oracle.rotate(np.eye(64, dtype=np.float32), 64).astype(np.float64)
+    damped = counts + counts.sum(dtype=np.float64) / 4096
+    counted = hadamard @ np.diag(damped) @ hadamard
+    unit = lower + np.eye(64)
+    middle = np.linalg.inv(unit).T @ counted @ np.linalg.inv(unit)
+    assert np.abs(middle - np.diag(middle.diagonal())).max() < 1e-4 * middle.max()
+    # What is left of uneven columns is their geometric mean, which is less than their mean.
+    assert middle.diagonal().prod() == pytest.approx(damped.prod(), rel=1e-3)
+
+
+@pytest.mark.parametrize("fmt", FEEDING, ids=lambda fmt: fmt.name)
+def test_feedback_lowers_the_error_that_counts(fmt: Format):
+    x, counts = matrices(33, 320)["normal"], importance(320)
+    plain, found = (
+        (oracle.unpack(fmt, oracle.pack(fmt, x, importance=each), *x.shape) - x) ** 2 @ counts
+        for each in (None, counts)
+    )
+    assert found.sum() < 0.75 * plain.sum()
 
 
 def test_importance_must_be_a_number():

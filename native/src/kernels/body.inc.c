@@ -19,6 +19,7 @@
 #include "recurrent.inc.c"
 #include "index.inc.c"
 #include "search.inc.c"
+#include "feedback.inc.c"
 #include "encode.inc.c"
 #include "cache_fp8.inc.c"
 #include "rotate.inc.c"

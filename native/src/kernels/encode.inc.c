@@ -56,22 +56,6 @@ INLINE vi nearest_e4m3(vf v, vf *value)
     return vi_add(byte, vi_sar(sign, 24));
 }
 
-/* Sums of squares of one row, lane by lane: errors and values; and what the columns' importance makes of them. */
-typedef struct row_error {
-    vf wrong, square, out_wrong, out_square, out_stored;
-} row_error;
-
-/* Sixteen columns more. */
-INLINE void add_row_error(row_error *error, vf value, vf stored, vf weight)
-{
-    vf e = vf_sub(value, stored), wrong = vf_mul(e, e), square = vf_mul(value, value);
-    error->wrong = vf_add(error->wrong, wrong);
-    error->square = vf_add(error->square, square);
-    error->out_wrong = vf_add(error->out_wrong, vf_mul(wrong, weight));
-    error->out_square = vf_add(error->out_square, vf_mul(square, weight));
-    error->out_stored = vf_add(error->out_stored, vf_mul(vf_mul(stored, stored), weight));
-}
-
 /* One group of one row with its scale: its codes, its error; `c` is its first column. */
 static void encode_group(const kt_format *f, const layout *l, const codebook *b, const float *x,
                          const float *importance, int64_t valid, int64_t c, int r, float s, uint8_t *panel,
@@ -157,8 +141,9 @@ static void encode_panel(const kt_format *f, const panel_rows *rows, uint8_t *ds
     layout l = layout_of(f, rows->k);
     codebook b = {0};
     size_range range;
-    row_error sums[LANES];
-    for (int r = 0; r < LANES; r++)
+    float block_scale[ROTATION_UNIT / SMALLEST_GROUP][LANES];
+    row_error sums[LANES + 1];      /* of each row; last those of blocks, a row in each lane */
+    for (int r = 0; r <= LANES; r++)
         sums[r].wrong = sums[r].square = sums[r].out_wrong = sums[r].out_square = sums[r].out_stored = vf_set1(0.0f);
     memset(dst + l.scale_offset, 0, l.panel_bytes - l.scale_offset);
     if (f->bits < 8)
@@ -188,11 +173,17 @@ static void encode_panel(const kt_format *f, const panel_rows *rows, uint8_t *ds
                 s = amax_scale(f, from, columns);
             else if (s == 0.0f)
                 s = found[r];
-            encode_group(f, &l, &b, from, weight, columns, c, r, s, dst, &sums[r]);
+            if (rows->feedback)
+                block_scale[c % ROTATION_UNIT / l.group][r] = s;
+            else
+                encode_group(f, &l, &b, from, weight, columns, c, r, s, dst, &sums[r]);
             scale_store(f->scale, s, dst + l.scale_offset, 16 * g + r);
         }
+        int64_t end = c + l.group;
+        if (rows->feedback && end % ROTATION_UNIT == 0)
+            encode_block(f, &l, &b, rows, end - ROTATION_UNIT, block_scale, dst, &sums[LANES]);
     }
-    for (int r = 0; r < LANES; r++) {
+    for (int r = 0; r <= LANES; r++) {
         error->sum_sq_error += (double)vf_sum(sums[r].wrong);
         error->sum_sq += (double)vf_sum(sums[r].square);
         error->out_error += (double)vf_sum(sums[r].out_wrong);

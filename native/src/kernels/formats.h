@@ -21,6 +21,19 @@
  * With a rotation, the source is the rotated row (kt.h), and importance the mean of each block: the sum of its k
  * columns in ascending order from 0, divided by their number.
  *
+ * FEEDBACK, of bits 4 and 6 with a rotation of 64, groups of 32 or 64, and importance. Errors e of a rotated block
+ * count as those of its columns before: e' M e, M = H diag(v) H. With M = L' D L, L lower triangular with a diagonal
+ * of ones, that is the sum of D[i] (e[i] + sum of L[i][j] e[j], j < i)^2, so a column that makes up for the errors
+ * before it leaves only D, whose product is that of the importances: it counts their geometric mean, not their mean
+ * (as GPTQ's update by a Hessian, Frantar et al., 2022, here of 64 columns, known without an inverse). In f64:
+ *   1. v[c] = the importance of column c; beyond k, the least of the block's; each + (their sum, c ascending) / 4096.
+ *   2. w = v, for h = 1, 2, 4 ... 32, for each i without bit h: w[i], w[i+h] = w[i] + w[i+h], w[i] - w[i+h]; each
+ *      / 64. A[i][j] = w[i xor j].
+ *   3. For i = 63, 62 ... 0: L[i][j] = A[i][j] / A[i][i] for j < i; then A[j][c] = A[j][c] - A[i][j] * L[i][c] for
+ *      c <= j < i.
+ * Then each row, with the scales s of its groups, found as below: t = x; for i = 0 ... 63, index[i] = nearest(t[i] * inv),
+ * e = cb[index[i]] * s - x[i], t[j] = t[j] - f32(L[j][i]) * e for j > i.
+ *
  * ENCODING, bits 32 and 16: the value itself, or bf16(value).
  *
  * ENCODING, bits 8. For each row and group x[0..g) (g = k' when group is 0):
@@ -85,6 +98,7 @@
 #define SEARCH_LAST 48
 #define GROUP_TINY 0x1p-60f /* a group below this encodes as zero: its squared errors would underflow */
 #define ROTATION_UNIT 64    /* columns of the smallest block */
+#define SMALLEST_GROUP 32
 #define E4M3_MOST 448.0f    /* the largest code, 0x7e */
 #define SCALE_E4M3_SIZES 8  /* that the search tries on either side of zero */
 #define SCALE_E4M3_ROOM (23.0f / 32.0f)     /* of the codes, which the largest weight of a row reaches in any case */
@@ -136,6 +150,12 @@ static inline int format_is_valid(const kt_format *f)
     if (f->scale == KT_SCALE_E4M3 && (f->group == 0 || f->bits == 8))
         return 0;
     return scale_bytes(f->scale) && (f->group == 0 || f->group == 32 || f->group == 64 || f->group == 128);
+}
+
+/* Whether columns make up for each other's errors where their importance is known, see above. */
+static inline int format_feeds_back(const kt_format *f)
+{
+    return f->bits < 8 && f->rotation == ROTATION_UNIT && f->group && f->group <= ROTATION_UNIT;
 }
 
 /* The layout of a valid format. */

@@ -214,6 +214,9 @@ typedef struct panel_rows {
     const float *const *x;      /* [16], of k columns each, rotated already; NULL: a row of zeros */
     const float *scales;        /* [16][groups] of a given row, or NULL: see kt_pack */
     const float *importance;    /* [k] or NULL: see kt_pack */
+    const float *feedback;      /* [k / 64][64][64], see formats.h, or NULL: each column is encoded by itself */
+    const float *counts;        /* with feedback: the importance of the columns before they were rotated */
+    int64_t columns;            /* how many these are */
 } panel_rows;
 
 /* The chances of a block as two limits split them. */

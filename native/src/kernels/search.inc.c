@@ -334,3 +334,19 @@ static void search_scales(const codebook *b, int32_t type, const row_groups *g, 
         scale = vf_less(none, worst[i], scale, vf_load(f.exact[i]));
     vf_store(chosen, scale);
 }
+
+/* Sums of squares of one row, lane by lane: errors and values; and what the columns' importance makes of them. */
+typedef struct row_error {
+    vf wrong, square, out_wrong, out_square, out_stored;
+} row_error;
+
+/* Sixteen columns more. */
+INLINE void add_row_error(row_error *error, vf value, vf stored, vf weight)
+{
+    vf e = vf_sub(value, stored), wrong = vf_mul(e, e), square = vf_mul(value, value);
+    error->wrong = vf_add(error->wrong, wrong);
+    error->square = vf_add(error->square, square);
+    error->out_wrong = vf_add(error->out_wrong, vf_mul(wrong, weight));
+    error->out_square = vf_add(error->out_square, vf_mul(square, weight));
+    error->out_stored = vf_add(error->out_stored, vf_mul(vf_mul(stored, stored), weight));
+}
