@@ -191,9 +191,7 @@ def feedback_of(counts: F32) -> F32:
     return np.stack(found).astype(np.float32)
 
 
-def encode_with_feedback(
-    fmt: Format, matrix: F32, scales: F32, feedback: F32
-) -> NDArray[np.uint8]:
+def encode_with_feedback(fmt: Format, matrix: F32, scales: F32, feedback: F32) -> NDArray[np.uint8]:
     """Returns the indices [n, columns] of rotated rows, each column of which makes up for the errors before it.
 
     Args:
@@ -208,7 +206,9 @@ def encode_with_feedback(
         left = x.copy()
         for i in range(ROTATION_UNIT):
             s = scales[:, (block * ROTATION_UNIT + i) // fmt.group]
-            inv = np.where(s == 0, np.float32(0), np.float32(1) / np.where(s == 0, np.float32(1), s))
+            inv = np.where(
+                s == 0, np.float32(0), np.float32(1) / np.where(s == 0, np.float32(1), s)
+            )
             found = np.searchsorted(middles, left[:, i] * inv, side="left")
             e = book[found] * s - x[:, i]
             left[:, i + 1 :] -= lower[i + 1 :, i] * e[:, None]

@@ -129,8 +129,14 @@ class TextImportance:
         of the calibration.
         """
         found = self._keep(self.whole(), self._text.source)
+        self.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         return found.identity
+
+    def close(self) -> None:
+        """Waits until the temporary files are written from which another run continues."""
+        if self._measurement:
+            self._measurement.close()
 
     @property
     def _begun(self) -> CalibrationRun:

@@ -9,7 +9,7 @@ of the text, so they do not depend on the number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -36,7 +36,6 @@ from ktcli.ops.table.experts import Experts
 from ktcli.ops.table.rowwise import Linear
 from ktcli.ops.tensors import Tensor
 from ktcli.records import dataclass
-from ktcli.threadpool import Threads
 from ktcli.weights.check import kept_in_f32
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.importance import Importance, StepArray, measured, steps_of
@@ -48,10 +47,10 @@ AT_ONCE = 4  # windows read together
 # Down is not rotated, so that what it reads can be looked at as it is.
 RECIPE = Recipe(FORMATS["int8"], FORMATS["int8"], down=FORMATS["int8-row"])
 _PAGES = pages_for(WINDOW)
-_BLOCK_ROWS, _COLUMNS = 64, 1024  # squared at a time: they stay in the cache
 
 Rows = NDArray[np.float32]
 Ids = NDArray[np.int32]
+Numbers = NDArray[np.int64]
 
 
 @dataclass
@@ -65,22 +64,15 @@ class _Sums:
     def of(cls, tensor: Tensor) -> _Sums:
         return cls(np.zeros((tensor.count, tensor.k)), np.zeros(tensor.count))
 
-    def add(self, index: int, x: Rows) -> None:
-        """Adds the inputs x [T, K] of matrix `index`, row by row."""
-        _add_squares(self.squares[index], x)
-        self.rows[index] += len(x)
-
-    def add_shared(self, x: Rows, threads: Threads) -> None:
-        """Adds the inputs x [T, K] of the only matrix; each thread sums some of the columns."""
-        parts = np.array_split(np.arange(x.shape[1]), -(-x.shape[1] // _COLUMNS))
-        cuts = [slice(part[0], part[-1] + 1) for part in parts]
-        list(threads.map(lambda cut: _add_squares(self.squares[0, cut], x[:, cut]), cuts))
+    def add(self, x: Rows, pool: Pool) -> None:
+        """Adds the inputs x [T, K] of the only matrix."""
+        pool.add_squares(x, np.array([len(x)]), self.squares)
         self.rows[0] += len(x)
 
-
-def _add_squares(sums: NDArray[np.float64], x: Rows) -> None:
-    for start in range(0, len(x), _BLOCK_ROWS):
-        sums += np.square(x[start : start + _BLOCK_ROWS], dtype=np.float64).sum(0)
+    def add_parts(self, x: Rows, ends: Numbers, pool: Pool, rows: Numbers | None = None) -> None:
+        """Adds those rows of x [T, K] that each matrix reads, see `Pool.add_squares`."""
+        pool.add_squares(x, ends, self.squares, rows)
+        self.rows += np.diff(ends, prepend=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +136,12 @@ def need_bytes(model: Model, tokens: int) -> int:
     width = largest = 0
     for stage in _stages(model):
         width = max(width, stage.recording.results[0].width)
-        largest = max(largest, sum(stored_bytes(tensor, RECIPE) for tensor in stage.tensors))
+        largest = max(largest, _weight_bytes(stage))
     return largest + 4 * width * tokens
+
+
+def _weight_bytes(stage: _Stage) -> int:
+    return sum(stored_bytes(tensor, RECIPE) for tensor in stage.tensors)
 
 
 class CalibrationRun:
@@ -176,12 +172,18 @@ class CalibrationRun:
         """
         self._model = model = model.at(WINDOW)
         recipe = replace(RECIPE, in_f32=kept_in_f32(model, checkpoint))
-        self._source, self._files = EncodedSource(checkpoint, recipe, pool), files
         self._tensors = {tensor.name: tensor for tensor in measured(model)}
         self._sums = {name: _Sums.of(tensor) for name, tensor in self._tensors.items()}
         self._batches = [_batch(model, each) for each in _windows(ids, begin)]
-        self._residuals: list[Rows] = [np.empty((0, 0), np.float32)] * len(self._batches)
+        self._residuals: list[Rows] = []
+        self._before: list[
+            Rows
+        ] = []  # those before the last stage, whose memory the next one takes
         self._stages = list(_stages(model))
+        self._source = EncodedSource(
+            checkpoint, recipe, pool, max(map(_weight_bytes, self._stages))
+        )
+        self._files = files
         self._steps: dict[str, StepArray] = {}  # of what no stage will add to
         self.total = len(self._stages)
         self.done = self._restored() if files else 0
@@ -195,10 +197,18 @@ class CalibrationRun:
             KtError: a layer computes numbers that are not finite.
         """
         stage = self._stages[self.done]
-        _StageRun(self._model, stage, self._source, self._sums).run(self._batches, self._residuals)
+        running = _StageRun(self._model, stage, self._source, self._sums)
+        found = running.run(self._batches, self._residuals, self._before)
+        self._before, self._residuals = self._residuals, found
+        del running  # its memory is given back
         if self._files:
             self._files.add(self.done, _arrays(stage, self._sums), self._residuals)
         self.done += 1
+
+    def close(self) -> None:
+        """Waits until what is done is written to the files."""
+        if self._files:
+            self._files.wait()
 
     def stages_of(self, tensors: Iterable[Tensor]) -> int:
         """Returns how many stages of the forward pass, from the first on, must have run so that the importance of the
@@ -237,7 +247,7 @@ class CalibrationRun:
             return 0
         for values, arrays in found:
             _scatter(values, arrays)
-        self._residuals[:] = [np.empty((b.rows, width), np.float32) for b in self._batches]
+        self._residuals = [np.empty((b.rows, width), np.float32) for b in self._batches]
         _scatter(behind, self._residuals)
         return done
 
@@ -318,18 +328,18 @@ class _StageRun:
             return operation.weight.name in self._sums
         return isinstance(operation, Experts)
 
-    def run(self, batches: Sequence[Batch], residuals: list[Rows]) -> None:
-        """Computes all batches, and puts the residuals behind the stage in the place of those before it.
+    def run(
+        self, batches: Sequence[Batch], residuals: Sequence[Rows], spare: Sequence[Rows]
+    ) -> list[Rows]:
+        """Computes all batches from the residuals before the stage, and returns those behind it, in the memory of
+        `spare` where that has their shapes.
 
         Raises:
             KtError: one holds a number that is not finite.
         """
-        with Threads(self._program.pool.threads, "kt-sums") as self._threads:
-            self._run(batches, residuals)
-
-    def _run(self, batches: Sequence[Batch], residuals: list[Rows]) -> None:
         program, (out, *entry) = self._program, self._made.results
         apart = {each.part: each for each in self._made.apart}
+        found = []
         for at, batch in enumerate(batches):
             for view in entry:
                 program.rows(view, batch.rows)[:] = residuals[at]
@@ -341,10 +351,12 @@ class _StageRun:
                 if looked_at and looked_at.routing is not None:
                     self._behind(looked_at, batch.rows)
             behind = program.rows(out, batch.rows)
-            if residuals[at].shape != behind.shape:
-                residuals[at] = np.empty_like(behind)
-            residuals[at][:] = behind
-            if not np.isfinite(residuals[at]).all():
+            if len(spare) == len(batches) and spare[at].shape == behind.shape:
+                spare[at][:] = behind
+                behind = spare[at]
+            else:
+                behind = behind.copy()
+            if not np.isfinite(behind).all():
                 layers = self._stage.layers
                 what = f"layer {layers[-1]}" if layers else "the embedding or the last norm"
                 raise KtError(
@@ -352,19 +364,20 @@ class _StageRun:
                     hint="kt verify checks the model's files; --calibrate off converts without",
                 )
             if self._stage.head:
-                self._sums[self._stage.head.name].add_shared(residuals[at], self._threads)
+                self._sums[self._stage.head.name].add(behind, program.pool)
+            found.append(behind)
+        return found
 
     def _before(self, apart: Apart, rows: int) -> None:
         """Sums up what a product, or the first of experts, is going to read."""
-        operation = apart.operation
+        operation, pool = apart.operation, self._program.pool
         if isinstance(operation, Linear):
             x = self._program.rows(operation.x, rows)
-            self._sums[operation.weight.name].add_shared(x, self._threads)
+            self._sums[operation.weight.name].add(x, pool)
         elif isinstance(operation, Experts):
             x = self._program.rows(operation.x, rows)
             slots, ends = self._slots(apart, rows)
-            tokens, sums = slots // self._top_k, self._sums[operation.gate_up.name]
-            self._each(ends, lambda expert, own: sums.add(expert, x[tokens[own]]))
+            self._sums[operation.gate_up.name].add_parts(x, ends, pool, slots // self._top_k)
 
     def _behind(self, apart: Apart, rows: int) -> None:
         """Sums up what the second product of experts has read."""
@@ -372,18 +385,11 @@ class _StageRun:
         assert isinstance(operation, Experts)
         slots, ends = self._slots(apart, rows)
         hidden = self._program.hidden(slots.size, operation.down.k)
-        sums = self._sums[operation.down.name]
-        self._each(ends, lambda expert, own: sums.add(expert, hidden[own]))
+        self._sums[operation.down.name].add_parts(hidden, ends, self._program.pool)
 
-    def _each(self, ends: Sequence[int], add: Callable[[int, slice], None]) -> None:
-        """Lets the threads call `add` with each expert that has slots, and with those."""
-        own = [slice(first, end) for first, end in pairwise((0, *ends))]
-        chosen = [i for i, each in enumerate(own) if each.start < each.stop]
-        list(self._threads.map(lambda expert: add(expert, own[expert]), chosen))
-
-    def _slots(self, apart: Apart, rows: int) -> tuple[NDArray[np.intp], list[int]]:
+    def _slots(self, apart: Apart, rows: int) -> tuple[Numbers, Numbers]:
         """The slots of a routing by expert, and by token within one; and where those of each expert end."""
         assert isinstance(apart.operation, Experts) and apart.routing is not None
         ids = self._program.routing(apart.routing, rows, self._top_k)[0].reshape(-1)
         counts = np.bincount(ids, minlength=apart.operation.down.count)
-        return np.argsort(ids, kind="stable"), np.cumsum(counts).tolist()
+        return np.argsort(ids, kind="stable"), np.cumsum(counts)

@@ -17,12 +17,16 @@ from ktcli.weights.storage import Reader
 class EncodedSource:
     """A source of the tensors of a checkpoint in the formats of a recipe, for a pool of one node."""
 
-    def __init__(self, checkpoint: Reader, recipe: Recipe, pool: Pool) -> None:
+    def __init__(
+        self, checkpoint: Reader, recipe: Recipe, pool: Pool, least_bytes: int = 0
+    ) -> None:
+        """Makes a source whose memory has at least `least_bytes` bytes from the first call of `arena` on."""
         assert len(pool.node_threads) == 1, "slices of nodes are read from packs"
         self.recipe, self.pool = recipe, pool
         self.identity = checkpoint.digest
         self._encoder = Encoder(checkpoint, recipe, pool)
         self._arenas: dict[int | None, Arena] = {}
+        self._least_bytes = least_bytes
 
     def arena(self, size_bytes: int, node: int | None = None) -> Arena:
         """Returns memory on a NUMA node for at least `size_bytes` bytes of tensors; memory of an earlier call is reused
@@ -30,7 +34,7 @@ class EncodedSource:
         found = self._arenas.pop(node, None)
         if found is None or found.size_bytes < size_bytes:
             del found  # given back first
-            found = self.pool.arena(size_bytes, node)
+            found = self.pool.arena(max(size_bytes, self._least_bytes), node)
         self._arenas[node] = found
         return found
 

@@ -1,21 +1,25 @@
 """Files from which a calibration that was stopped goes on: the sums of each stage, and the residuals behind the last.
 
-A file is complete when it has its name. What cannot be written is left out, and then less can be continued.
+A file is complete when it has its name. What cannot be written is left out, and then less can be continued. Nothing is
+flushed to the disk: the system keeps what a killed process wrote, and a file that a power failure damages is not taken.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import zlib
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ktcli import smallfiles
 from ktcli.errors import KtError
+from ktcli.threads import signals_blocked
 
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
@@ -23,10 +27,14 @@ _CHECK_BYTES = 4
 
 
 class StageFiles:
-    """The files of one calibration in a folder of its own, which need not exist."""
+    """The files of one calibration in a folder of its own, which need not exist.
+
+    They are written by a thread of their own, one stage at a time.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._writing: Thread | None = None
 
     def done(self) -> int:
         """Returns how many stages of the calibration, counted from the first, need not be run again, because all their
@@ -51,8 +59,22 @@ class StageFiles:
         return np.frombuffer(_content(self._residuals(stage)) or b"", np.float32)
 
     def add(self, stage: int, sums: Iterable[Doubles], residuals: Sequence[Floats]) -> None:
-        """Writes the sums and the residuals of a finished stage to files, and removes the residuals of the stage
-        before; errors in writing are ignored."""
+        """Begins to write the sums and the residuals of a finished stage to files, after which those of the stage
+        before are removed; errors in writing are ignored. The arrays must not change any more."""
+        self.wait()
+        self._writing = Thread(
+            target=self._write, args=(stage, list(sums), residuals), name="kt-stage"
+        )
+        with signals_blocked():
+            self._writing.start()
+
+    def wait(self) -> None:
+        """Waits until all that was added is written."""
+        if self._writing is not None:
+            self._writing.join()
+            self._writing = None
+
+    def _write(self, stage: int, sums: Sequence[Doubles], residuals: Sequence[Floats]) -> None:
         with contextlib.suppress(OSError, KtError):
             smallfiles.make_folder(self._folder)
             _write(self._sums(stage), sums)
@@ -71,7 +93,12 @@ def _write(path: Path, arrays: Iterable[NDArray[np.generic]]) -> None:
     check = 0
     for part in parts:
         check = zlib.crc32(part, check)
-    smallfiles.write(path, b"".join([check.to_bytes(_CHECK_BYTES, "little"), *parts]))
+    beside = path.with_name(f"{path.name}.part")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    with os.fdopen(os.open(beside, flags, 0o644), "wb") as file:
+        file.write(check.to_bytes(_CHECK_BYTES, "little"))
+        file.writelines(parts)
+    beside.replace(path)
 
 
 def _content(path: Path) -> memoryview | None:

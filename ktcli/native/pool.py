@@ -282,6 +282,36 @@ class Pool:
             every |= memory
         return Arena(size_bytes, memory=every if node is None else self._memory[node])
 
+    def add_squares(
+        self,
+        x: NDArray[np.float32],
+        ends: NDArray[np.int64],
+        sums: NDArray[np.float64],
+        rows: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Adds to `sums` [count, k] f64 the squares of the rows of x [n, k] f32 that each of `count` matrices reads, in
+        the rows' order, so that the result does not depend on the number of threads.
+
+        Args:
+            ends: where the rows of each matrix end in `rows`, ascending, [count].
+            rows: numbers of rows of x, those of one matrix behind those of another; None: all of x, in order.
+        """
+        n, k = x.shape
+        listed = n if rows is None else len(rows)
+        require(sums.shape == (len(ends), k) and sums.flags.c_contiguous, "sums are not [count, k]")
+        require(x.dtype == np.float32 and x.strides[1] == x.itemsize, "x is not rows of f32")
+        ascend = bool(np.all(np.diff(ends, prepend=0) >= 0))
+        require(ascend and (not len(ends) or ends[-1] <= listed), "ends lie behind the rows")
+        require(rows is None or not listed or 0 <= rows.min() <= rows.max() < n, "no such row")
+        ffi = self._ffi
+        of = ffi.new("kt_squares *")
+        of.x, of.stride, of.k = ffi.cast("float *", x.ctypes.data), x.strides[0] // x.itemsize, k
+        listing = ffi.NULL if rows is None else ffi.from_buffer("int64_t[]", rows)
+        limits = ffi.from_buffer("int64_t[]", ends)
+        of.rows, of.ends, of.count = listing, limits, len(ends)
+        pointer = ffi.from_buffer("double[]", sums, True)
+        self.check(self._lib.kt_add_squares(self.handle, of, pointer))
+
     def ceiling(
         self, kind: Ceiling, seconds: float, data: Sequence[NDArray[np.uint8]] = ()
     ) -> float:

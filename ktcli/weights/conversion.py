@@ -49,6 +49,9 @@ class ImportanceSource(Protocol):
         """Stores the importance of all of the model's columns; returns the text that identifies the calibration in the
         pack's manifest."""
 
+    def close(self) -> None:
+        """Waits until what was measured is stored for another run; called last, also after an error."""
+
 
 @dataclass(frozen=True, slots=True)
 class Calibration:

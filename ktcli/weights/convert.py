@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -82,11 +82,10 @@ def convert_source(
             importance = calibration.importance if calibration else UNKNOWN
             encoder = Encoder(checkpoint, plan.recipe, pool, importance)
             measuring = calibration.measuring if calibration else None
-            if measuring:
-                measuring.begin(checkpoint, pool)
             tell = progress or (lambda done, total: None)
             work = _Work(source, target, encoder, pool, tell, measuring)
-            report = _convert(work)
+            with closing(measuring) if measuring else nullcontext():
+                report = _convert(work)
             return replace(report, remarks=(*told, *work.told))
 
 
@@ -151,6 +150,8 @@ class _Work:
 def _convert(work: _Work) -> Report:
     """Write the weight files that are missing, then what makes them a pack."""
     target, supply, measuring = work.target, work.source.supply, work.measuring
+    if measuring:
+        measuring.begin(work.source.checkpoint, work.pool)
     records = {
         record.name: record for record in target.resume(measuring.knows if measuring else None)
     }

@@ -114,6 +114,19 @@ typedef struct kt_copy_piece {
 /* Copy pieces [n], of which none overlaps another's dst, with all threads. */
 KT_API int kt_copy(kt_pool *pool, const kt_copy_piece *pieces, int64_t n);
 
+/* Rows of numbers, by the matrices that read them: matrix i reads rows ends[i - 1] (0 before the first) to ends[i] - 1
+ * of the list `rows`, or of x itself where rows is NULL. Row r is x + r * stride, k columns. */
+typedef struct kt_squares {
+    const float *x;
+    int64_t stride, k;
+    const int64_t *rows;
+    const int64_t *ends;    /* [count], ascending */
+    int64_t count;
+} kt_squares;
+
+/* sums[i][0..k) += the squares of the rows that matrix i reads, in f64: 64 rows one behind the other, then their sum. */
+KT_API int kt_add_squares(kt_pool *pool, const kt_squares *of, double *sums);
+
 /* ---- ceilings --------------------------------------------------------------------------------- */
 
 enum kt_ceiling { KT_CEILING_READ = 0, KT_CEILING_INT8 = 1, KT_CEILING_BF16 = 2 };

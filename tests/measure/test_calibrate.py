@@ -83,11 +83,12 @@ def calibrate(
     with closing(open_checkpoint(source)) as checkpoint:
         model = build(checkpoint.config)
         found = under_test.CalibrationRun(checkpoint, model, Pool(threads), ids, begin, files)
-        progress(found.done, found.total)
-        while found.done < found.total:
-            found.run_next()
+        with closing(found):
             progress(found.done, found.total)
-        return found.importance()
+            while found.done < found.total:
+                found.run_next()
+                progress(found.done, found.total)
+            return found.importance()
 
 
 def test_the_first_products_inputs_are_the_normed_embeddings(source: Path) -> None:
@@ -168,7 +169,7 @@ def test_a_stopped_run_is_continued(
 
     with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
         if harm == "no room":
-            patch.setattr("ktcli.smallfiles.write", full)
+            patch.setattr("ktcli.measure.stage_files._write", full)
         calibrate(source, ids, progress=stop, folder=tmp_path / "begun")
     for path in (tmp_path / "begun").glob(f"*.{harm or 'none'}"):
         path.write_bytes(path.read_bytes()[:-1] + b"?")
@@ -184,6 +185,7 @@ def full(*args: object) -> None:
 def test_strange_files_of_stages_are_passed_over(tmp_path: Path) -> None:
     files = StageFiles(tmp_path)
     files.add(10**12, [np.ones(1)], [np.ones(1, np.float32)])
+    files.wait()
     os.mkfifo(tmp_path / "00000.residuals")
     assert files.done() == 0
 

@@ -119,7 +119,9 @@ def test_reported_error_is_the_difference():
         back, source = oracle.unpack(fmt, data, *x.shape).astype(np.float64), x.astype(np.float64)
         squares = ((back - source) ** 2, source**2)
         assert weighted[:2] == pytest.approx([each.sum() for each in squares], rel=1e-5, abs=1e-12)
-        if not fmt.rotation or oracle.feeds_back(fmt):  # else importance is that of the rotated columns
+        if not fmt.rotation or oracle.feeds_back(
+            fmt
+        ):  # else importance is that of the rotated columns
             squares = (*squares, back**2)
             expected = [(each * counts).sum() for each in squares]
             assert weighted[2:] == pytest.approx(expected, rel=1e-5, abs=1e-12)
