@@ -87,8 +87,8 @@ _kt() {
         'plan')
             case $before in
                 --context|--threads|--defer)  ;;
-                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
-                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
                 --kv) words='bf16 fp8' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
@@ -115,8 +115,8 @@ _kt() {
         'convert')
             case $before in
                 --out) files='folders' ;;
-                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
-                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
                 --calibrate) words='auto built-in off' files='any' ;;
                 --adapter) words='ADAPTER' ;;
                 --as|--threads)  ;;
@@ -222,8 +222,8 @@ _kt() {
         'bench decode')
             case $before in
                 --layers|--tokens|--context|--batch|--threads|--defer|--runs)  ;;
-                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
-                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
                 --kv) words='bf16 fp8' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
@@ -237,8 +237,8 @@ _kt() {
         'bench prefill')
             case $before in
                 --layers|--tokens|--context|--threads|--defer|--runs)  ;;
-                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
-                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
                 --kv) words='bf16 fp8' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
@@ -252,8 +252,8 @@ _kt() {
         'bench resume')
             case $before in
                 --layers|--tokens|--threads|--runs)  ;;
-                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
-                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
                 *) options='--layers --tokens --experts --dense --threads --numa --runs --json --help' names='all' files='.gguf' ;;
             esac ;;
@@ -261,7 +261,7 @@ _kt() {
             case $before in
                 --work) words='decode prefill linear' ;;
                 --shape) words='A B C' ;;
-                --format) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
+                --format) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
                 --tokens|--threads|--isa|--runs)  ;;
                 --numa) words='auto off' ;;
                 *) options='--work --shape --format --tokens --threads --numa --isa --runs --json --help' ;;
@@ -269,16 +269,16 @@ _kt() {
         'bench finetune')
             case $before in
                 --layers|--tokens|--length|--rank|--threads|--runs)  ;;
-                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
-                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
                 *) options='--layers --tokens --length --rank --experts --dense --threads --numa --runs --json --help' names='all' files='.gguf' ;;
             esac ;;
         'bench mixed')
             case $before in
                 --layers|--streams|--tokens|--threads|--defer)  ;;
-                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
-                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
                 --gpus) words='all' ;;
@@ -309,7 +309,7 @@ _kt() {
                 --data|--tasks|--out|--text|--plot|--placement) files='any' ;;
                 --max-tokens|--defer|--tokens|--context|--stride|--threads)  ;;
                 --against) names='all' files='.gguf' ;;
-                --formats) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
+                --formats) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
                 --kv) words='bf16 f32 fp8' ;;
                 --numa) words='auto off' ;;
                 --device) words='auto cpu' ;;

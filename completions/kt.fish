@@ -142,8 +142,8 @@ complete -c kt -n '__fish_seen_subcommand_from doctor' -l help -d 'Show this mes
 complete -c kt -n __fish_use_subcommand -a plan -d 'Show which models run here, or where one model goes and how fast it is'
 complete -c kt -n '__fish_seen_subcommand_from plan' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l context -d 'Context length in tokens' -x
-complete -c kt -n '__fish_seen_subcommand_from plan' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto'
-complete -c kt -n '__fish_seen_subcommand_from plan' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from plan' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto'
+complete -c kt -n '__fish_seen_subcommand_from plan' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from plan' -l numa -d 'Split threads and weights across NUMA nodes' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l kv -d 'Number format of the KV cache. fp8 needs half the memory; models with sparse attention support only bf16' -x -a 'bf16 fp8'
@@ -180,8 +180,8 @@ complete -c kt -n '__fish_seen_subcommand_from pull' -l help -d 'Show this messa
 complete -c kt -n __fish_use_subcommand -a convert -d 'Convert a checkpoint into the files that kt runs'
 complete -c kt -n '__fish_seen_subcommand_from convert' -a '(kt names --here 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from convert' -l out -d 'Output folder' -x -a '(__fish_complete_directories)'
-complete -c kt -n '__fish_seen_subcommand_from convert' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto'
-complete -c kt -n '__fish_seen_subcommand_from convert' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from convert' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto'
+complete -c kt -n '__fish_seen_subcommand_from convert' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from convert' -l mixed -d 'Use the next more precise format for the experts’ down projections'
 complete -c kt -n '__fish_seen_subcommand_from convert' -l calibrate -d 'Make formats of 4 and 6 bits most precise where activations are large, as a text (a file or the built-in one), an importance file or an imatrix in GGUF tells' -r -a 'auto built-in off' -F
 complete -c kt -n '__fish_seen_subcommand_from convert' -l adapter -d 'Merge this adapter into the weights: a name of kt adapter list, or a folder' -x -a 'ADAPTER'
@@ -410,8 +410,8 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l tokens -d 'Tokens per run' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l context -d 'Tokens in the cache before each run' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l batch -d 'Number of answers written at the same time; one result row for each number' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l numa -d 'Split threads and weights across NUMA nodes' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l kv -d 'Number format of the KV cache. fp8 needs half the memory; models with sparse attention support only bf16' -x -a 'bf16 fp8'
@@ -432,8 +432,8 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l layers -d 'Number of decoder layers' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l tokens -d 'Tokens per run' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l context -d 'Tokens in the cache before each run' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l numa -d 'Split threads and weights across NUMA nodes' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l kv -d 'Number format of the KV cache. fp8 needs half the memory; models with sparse attention support only bf16' -x -a 'bf16 fp8'
@@ -452,8 +452,8 @@ complete -c kt -n '__fish_seen_subcommand_from bench' -a resume -d 'Measure how 
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l layers -d 'Number of decoder layers' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l tokens -d 'Length of the conversation so far, in tokens' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l numa -d 'Split threads and weights across NUMA nodes' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l runs -d 'Number of runs with warm files, and again with cold files' -x
@@ -462,7 +462,7 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench' -a kernel -d 'Measure the experts of one layer, and dense matrix products'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l work -d 'What to measure; may be repeated' -x -a 'decode prefill linear'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l shape -d 'Hidden size, expert width, number of experts, experts per token; may be repeated' -x -a 'A B C'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l format -d 'Number format; may be repeated' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l format -d 'Number format; may be repeated' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l tokens -d 'Tokens per expert in a prefill; may be repeated' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l numa -d 'Split threads and weights across NUMA nodes' -x -a 'auto off'
@@ -476,8 +476,8 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l tokens -d 'Tokens per optimizer step, rounded up to whole documents' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l length -d 'Tokens per document' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l rank -d 'Rank of the adapter' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l numa -d 'Split threads and weights across NUMA nodes' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l runs -d 'Number of runs, each between two measurements of the ceiling' -x
@@ -488,8 +488,8 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l layers -d 'Number of decoder layers' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l streams -d 'Number of answers in progress' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l tokens -d 'Length of the prompt, in tokens' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l numa -d 'Split threads and weights across NUMA nodes' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
@@ -538,7 +538,7 @@ complete -c kt -n '__fish_seen_subcommand_from eval' -l tasks -d 'Questions to a
 complete -c kt -n '__fish_seen_subcommand_from eval' -l max-tokens -d 'Maximum tokens per answer to --tasks' -x
 complete -c kt -n '__fish_seen_subcommand_from eval' -l out -d 'File for the answers to --tasks, as JSON lines' -r -F
 complete -c kt -n '__fish_seen_subcommand_from eval' -l against -d 'Model or conversion to compare with, token by token' -x -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
-complete -c kt -n '__fish_seen_subcommand_from eval' -l formats -d 'Conversions to compare, made if missing, e.g. bf16-bf16,int8,int4' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from eval' -l formats -d 'Conversions to compare, made if missing, e.g. bf16-bf16,int8,int4' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-s8 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l defer -d 'Experts per token that finish one layer later, e.g. 0,3,6' -x
 complete -c kt -n '__fish_seen_subcommand_from eval' -l kv -d 'Number format of the KV cache: bf16, f32, fp8, or several, e.g. bf16,fp8' -x -a 'bf16 f32 fp8'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l split -d 'Show what a conversion’s weights, activations and cache each cost, against the model in f32'

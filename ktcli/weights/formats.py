@@ -50,10 +50,12 @@ TABLE = (
     FormatRow(Format("int4-g128-f32", bits=4, group=128, scale=Scale.F32, codebook=LINEAR)),
     FormatRow(Format("nl4", bits=4, group=64, scale=Scale.BF16, codebook=NON_LINEAR), better="int8-row"),
     FormatRow(Format("nl4-g32", bits=4, group=32, scale=Scale.BF16, codebook=NON_LINEAR), better="int8-row"),
-    # Scales of a byte, so that groups of 32 take the bytes of int4's of 64. The two above lose more in as many bytes,
-    # or in more: no choice is made of them.
-    FormatRow(Format("nl4-s8", bits=4, group=32, scale=Scale.E4M3, codebook=NON_LINEAR),
+    # Scales of a byte, so that groups of 32 take the bytes of int4's of 64. Those above and nl4-s8 lose more in as many
+    # bytes, or in more: no choice is made of them. The rotation makes weights even, so codes need not be closer
+    # together anywhere, and lets columns make up for each other's errors (formats.h, FEEDBACK).
+    FormatRow(Format("int4-s8", bits=4, group=32, scale=Scale.E4M3, codebook=LINEAR, rotation=64),
               better="int8-row", automatic=("", MIXED)),
+    FormatRow(Format("nl4-s8", bits=4, group=32, scale=Scale.E4M3, codebook=NON_LINEAR), better="int8-row"),
     # The rotation spreads what is large over 256 columns, so that one scale serves a row.
     FormatRow(Format("int4-row-had", bits=4, scale=Scale.F32, codebook=LINEAR, rotation=256),
               better="int4", automatic=("",)),
@@ -93,7 +95,9 @@ class FormatLoss:
 # Without bf16, which holds nothing that int8 loses.
 _EXPERTS_LOSE = (
     FormatLoss("int8", 0.0),
+    FormatLoss("int4-s8-mixed", 0.016),
     FormatLoss("nl4-s8-mixed", 0.029),
+    FormatLoss("int4-s8", 0.031),
     FormatLoss("nl4-g32-mixed", 0.034),
     FormatLoss("nl4-s8", 0.041),
     FormatLoss("int4-row-had", 0.045),

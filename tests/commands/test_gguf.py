@@ -107,7 +107,7 @@ def test_from_a_quant_of_a_repository_to_an_answer(
         assert error["hint"] == "it has: Q2_K, Q8_0"
         assert document(["plan", "org/mini-GGUF:Q8_0"], capsys)["model"] == "org/mini-GGUF"
         lines = tuple(make_offer(parse("org/mini-GGUF:Q8_0"), SILENT).lines())
-        again = "Its Q8_0 blocks are rounded again, to int4; int8 loses least; among 4-bit formats, nl4-s8-mixed"
+        again = "Its Q8_0 blocks are rounded again, to int4; int8 loses least; among 4-bit formats, int4-s8-mixed"
         assert any(line.startswith(again) for line in lines)
         assert "mmproj-F16.gguf is left out: kt does not read images or audio." in lines
         found = document(["pull", "org/mini-GGUF:q8_0"], capsys)

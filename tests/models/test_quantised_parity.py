@@ -37,6 +37,7 @@ PAIRS = [
     ("int4-g128-f32", "int4-g32-f32"),
     ("f32", "int4"),
     ("bf16", "f32"),
+    ("int4-s8", "int4-s8"),
 ]
 Kind = tuple[Case, tuple[str, str]]
 # At one position of these, transformers in f32 and kt differ from f64 by 5e-5 to 7e-5 of the logits each, kt by

@@ -129,7 +129,7 @@ def test_a_fast_plan_says_what_its_speed_rests_on(capsys: pytest.CaptureFixture[
     assert main(["plan", "deepseek-v3", "--machine", TWO_SOCKETS]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "tokens/s is with 4 of 8 experts deferred, which changes answers" in shown
-    assert "--experts nl4-s8-mixed also fits: 428.0 GiB" in shown
+    assert "--experts int4-s8-mixed also fits: 428.0 GiB" in shown
     made = plan("deepseek-v3", TWO_SOCKETS)
     without = plan("deepseek-v3", TWO_SOCKETS, replace(asked("deepseek-v3"), defer=0))
     assert made.device is not None and made.device.undeferred == without.speed.decode

@@ -81,7 +81,7 @@ def test_where_the_formats_can_be_cut():
     units = {name: cut_columns(fmt) for name, fmt in FORMATS.items()}
     assert units == {
         "int4": 64, "int4-g32": 64, "int4-g128": 128, "int4-g32-f32": 64, "int4-g128-f32": 128,
-        "nl4": 64, "nl4-g32": 64, "nl4-s8": 64, "int6": 64, "int4-row-had": 256,
+        "nl4": 64, "nl4-g32": 64, "nl4-s8": 64, "int4-s8": 64, "int6": 64, "int4-row-had": 256,
         "mxfp4": 64, "int8": 64, "int8-row": 64, "fp8": 128, "mxfp8": 64, "bf16": 32, "f32": 16,
     }  # fmt: skip
 

@@ -37,6 +37,7 @@ FORMATS = {
     ("mxfp4", "int4"): 0.025,
     ("nl4", "nl4-g32"): 0.025,
     ("nl4-s8", "int6"): 0.025,
+    ("int4-s8", "int4-s8"): 0.025,
 }
 CASES = [(name, formats) for name in FAMILIES for formats in FORMATS]
 
