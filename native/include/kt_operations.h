@@ -46,7 +46,7 @@ enum kt_reads {
     KT_READ_FORMAT,         /* as the weight's format says: int8 for integers, bf16 for bf16, f32 for E4M3 */
     KT_READ_F32,            /* f32 (the router) */
     KT_READ_WIDE,           /* two int8 values each, 15 bits, where the format says int8 (the output head); of rotated
-                             * 8-bit weights as GROUPS */
+                             * weights of 8 bits or with scales for groups as GROUPS */
     KT_READ_GROUPS,         /* of rotated 8-bit weights, a row of which has one scale, int8 with a scale for each 64
                              * columns (down of dense MLPs); else as FORMAT */
 };

@@ -228,7 +228,7 @@ source program_source(kt_program *p, kt_view v, const matrices *m)
 /* What products of weights in a format read, unless the program is exact: ACT_*. */
 static int32_t read_kind(const kt_format *f, int32_t reads)
 {
-    int fine = f->bits == 8 && f->rotation && reads != KT_READ_FORMAT;
+    int fine = f->rotation && (f->bits == 8 || f->group) && reads != KT_READ_FORMAT;
     if (reads == KT_READ_F32 || f->bits == 32 || f->codes == KT_CODE_E4M3)
         return ACT_F32;
     if (f->bits == 16)

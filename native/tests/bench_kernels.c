@@ -184,7 +184,7 @@ static void free_bench(product_bench *t)
 static void bench_gemv(const bench *b)
 {
     static const struct { const char *format; int64_t n, k; } cases[] = {
-        {"int4", 1536, 2048}, {"int4", 2048, 768}, {"int4", 4096, 7168}, {"int4-g32", 1536, 2048}, {"nl4", 1536, 2048}, {"nl4-s8", 1536, 2048}, {"nl4-s8", 2048, 768},
+        {"int4", 1536, 2048}, {"int4", 2048, 768}, {"int4", 4096, 7168}, {"int4-g32", 1536, 2048}, {"nl4", 1536, 2048}, {"int4-s8", 1536, 2048}, {"int4-s8", 2048, 768}, {"nl4-s8", 1536, 2048}, {"nl4-s8", 2048, 768},
         {"int8", 1536, 2048}, {"int6", 1536, 2048}, {"int6-g32-s8", 1536, 2048}, {"int8", 2048, 768}, {"bf16", 1536, 2048}, {"bf16", 2048, 768},
     };
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
@@ -211,7 +211,7 @@ static void bench_gemv(const bench *b)
 
 static void bench_cached(const bench *b)
 {
-    static const char *const formats[] = {"int4", "int4-g32", "nl4", "nl4-s8", "int6", "int6-g32-s8", "int8", "bf16"};
+    static const char *const formats[] = {"int4", "int4-g32", "nl4", "int4-s8", "nl4-s8", "int6", "int6-g32-s8", "int8", "bf16"};
     for (size_t c = 0; c < sizeof formats / sizeof formats[0]; c++) {
         if (!wanted(b, formats[c]))
             continue;
@@ -249,7 +249,7 @@ static void run_ops(void *arg, int thread, int threads)
 
 static void bench_gemm(const bench *b)
 {
-    static const char *const formats[] = {"int4", "int4-g32", "nl4", "nl4-s8", "int6", "int6-g32-s8", "int8", "bf16"};
+    static const char *const formats[] = {"int4", "int4-g32", "nl4", "int4-s8", "nl4-s8", "int6", "int6-g32-s8", "int8", "bf16"};
     static const int64_t tokens[] = {2, 4, 8, 12, 32, 64, 128, 256};
     for (size_t c = 0; c < sizeof formats / sizeof formats[0]; c++)
         for (size_t n = 0; n < sizeof tokens / sizeof tokens[0] && wanted(b, formats[c]); n++) {
@@ -276,7 +276,7 @@ static void bench_gemm(const bench *b)
 /* Steps of few tokens, of which the slower of reading and multiplying is the limit. */
 static void bench_few(const bench *b)
 {
-    static const char *const formats[] = {"int4", "int4-g32", "nl4", "nl4-s8", "mxfp4", "int6-g32-s8", "int8"};
+    static const char *const formats[] = {"int4", "int4-g32", "nl4", "int4-s8", "nl4-s8", "mxfp4", "int6-g32-s8", "int8"};
     static const int64_t tokens[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32};
     for (size_t c = 0; c < sizeof formats / sizeof formats[0]; c++)
         for (size_t n = 0; n < sizeof tokens / sizeof tokens[0] && wanted(b, formats[c]); n++) {
@@ -310,7 +310,7 @@ static void bench_few(const bench *b)
 
 static void bench_encode(const bench *b)
 {
-    static const char *const formats[] = {"int4", "int4-g32", "int4-g128", "nl4", "nl4-s8", "mxfp4", "int6", "int8", "bf16"};
+    static const char *const formats[] = {"int4", "int4-g32", "int4-g128", "nl4", "int4-s8", "nl4-s8", "mxfp4", "int6", "int8", "bf16"};
     int64_t n = 64, k = 2048;
     uint64_t state = 1;
     float *x = random_floats_of((size_t)(n * k), &state);

@@ -40,6 +40,7 @@ static const named_format all_formats[] = {
     {"nl4-g32-f32", {4, 32, KT_SCALE_F32, NL4}},
     {"mxfp4", {4, 32, KT_SCALE_E8M0, E2M1}},
     {"wide4", {4, 128, KT_SCALE_BF16, WIDE4}},
+    {"int4-s8", {4, 32, KT_SCALE_E4M3, LINEAR4}},
     {"nl4-s8", {4, 32, KT_SCALE_E4M3, NL4_0}},
     {"int6", {6, 64, KT_SCALE_BF16, {0}}},
     {"int6-g32-s8", {6, 32, KT_SCALE_E4M3, {0}}},

@@ -23,8 +23,9 @@ from ktcli.weights.recipe import Recipe
 F32 = FORMATS["f32"]
 T, ROWS = 5, 40
 EXPERTS, TOP_K, HIDDEN, WIDTH = 4, 2, 96, 80
-# One scale per row; one for 64 columns; rotated, in blocks that 96 columns have and that 256 have; bf16; none.
-INPUTS = ("int8-row", "int4", "nl4-g32", "int8", "int4-row-had", "bf16", "fp8", "f32")
+# One scale per row; one for 64 columns; rotated, in blocks that 96 columns have, also with scales for groups, and
+# in blocks that 256 have; bf16; none.
+INPUTS = ("int8-row", "int4", "nl4-g32", "int8", "int6", "int4-row-had", "bf16", "fp8", "f32")
 
 Array = NDArray[np.float32]
 
@@ -40,7 +41,7 @@ def rounded(x: Array, fmt: Format, reads: Reads = Reads.FORMAT) -> Array:
     wide[:, :k] = x
     block = oracle.rotation_block(fmt, k) if fmt.rotation else 0
     turned = oracle.rotate(wide, block) if block else wide
-    fine = fmt.bits == 8 and fmt.rotation > 0 and reads is not Reads.FORMAT
+    fine = fmt.rotation > 0 and (fmt.bits == 8 or fmt.group > 0) and reads is not Reads.FORMAT
     parts = turned.reshape(rows, -1, 64 if fmt.group or fine else wide.shape[1])
     out = on_grid(parts)
     if reads is Reads.WIDE and not fine:

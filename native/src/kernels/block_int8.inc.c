@@ -37,7 +37,8 @@ static int is_blocked(const kt_format *f)
 {
     code_kind kind = code_kind_of(f);
     return f->group == 32 && f->scale == KT_SCALE_E4M3 &&
-           ((BLOCKS_BOOK4 && kind == CODES_BOOK4) || (BLOCKS_LINEAR6 && kind == CODES_LINEAR6));
+           ((BLOCKS_BOOK4 && kind == CODES_BOOK4) || (BLOCKS_LINEAR4 && kind == CODES_LINEAR4) ||
+            (BLOCKS_LINEAR6 && kind == CODES_LINEAR6));
 }
 
 /* Bytes of the scratch: lines, sums, scales of x. */
@@ -58,7 +59,7 @@ static block_panels blocks_of(const layout *l, const int8_scratch *s)
 /* There are enough tokens for blocks to be faster than tiles, and the sums of all panels may begin at SUM_MAGIC. */
 static int takes_blocks(const product *p, const layout *l)
 {
-    if (!is_blocked(p->format) || (p->format->bits == 4 && !p->tuning.blocks_book4))
+    if (!is_blocked(p->format) || (code_kind_of(p->format) == CODES_BOOK4 && !p->tuning.blocks_book4))
         return 0;
     if (p->n_tokens <= (p->format->bits == 6 ? 1 : 2) * GEMM_TOKENS)
         return 0;
@@ -107,11 +108,11 @@ INLINE void keep_sums(const product *p, const block_panels *b, int panels, int64
                 store_values(p, b->panel + q, t + from + i, acc[i][q]);
 }
 
-/* sum += the products of one part, whose lines those are; in short sums only codes 0..63. */
+/* sum += the products of one part, whose lines those are. */
 INLINE void block_part(code_kind kind, int panels, const uint8_t *lines, const int8_t *const *x, int tokens, int64_t column,
                        vi (*sum)[GEMM_PANELS])
 {
-    int is_short = SHORT_SUMS_6 && kind == CODES_LINEAR6, most = is_short ? SHORT_SUMS_6 : 8;
+    int is_short = short_lines(kind) > 0, most = is_short ? short_lines(kind) : 8;
     vi part[GEMM_TOKENS][GEMM_PANELS];
 #pragma GCC unroll 8
     for (int line = 0; line < 8; line++) {
@@ -236,8 +237,11 @@ static void take_rows(const product *p, const layout *l, const int8_scratch *s, 
 static void block_block(const product *p, const layout *l, const int8_scratch *s, int64_t t, int64_t n)
 {
     take_rows(p, l, s, t, n);
-    if (BLOCKS_BOOK4 && p->format->bits == 4)
+    code_kind kind = code_kind_of(p->format);
+    if (BLOCKS_BOOK4 && kind == CODES_BOOK4)
         block_kind(p, l, s, CODES_BOOK4, t, n);
+    else if (BLOCKS_LINEAR4 && kind == CODES_LINEAR4)
+        block_kind(p, l, s, CODES_LINEAR4, t, n);
     else if (BLOCKS_LINEAR6)
         block_kind(p, l, s, CODES_LINEAR6, t, n);
 }

@@ -3,6 +3,12 @@
 /* How codes become the bytes of a dot product; constants in every loop below. */
 typedef enum code_kind { CODES_INT8, CODES_LINEAR4, CODES_BOOK4, CODES_LINEAR6 } code_kind;
 
+/* How many lines of codes have their products summed up in a short form; 0: none have. */
+INLINE int short_lines(code_kind kind)
+{
+    return kind == CODES_LINEAR4 ? SHORT_SUMS : kind == CODES_LINEAR6 ? SHORT_SUMS_6 : 0;
+}
+
 /* The line with the two upper bits of the codes of line `line` (of 8) of a step; any line where there is none. */
 INLINE vb line_two(code_kind kind, const uint8_t *step, int line)
 {

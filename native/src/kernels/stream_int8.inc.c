@@ -39,12 +39,25 @@ INLINE void load_line(code_kind kind, load_kind loads, const uint8_t *step, cons
         fetch_line(loads, ahead + 64 * (at + 1));
 }
 
+/* sum += the products of line `line` with x. In short form they wait in `part` for those of the lines before and behind. */
+INLINE void dot_line(int shorts, int line, vb codes, const int8_t *x, vi *part, vi *sum)
+{
+    if (!shorts) {
+        *sum = vi_dot_at(*sum, codes, x);
+        return;
+    }
+    *part = short_dot(line % shorts ? *part : vi_set1(0), codes, vx_load(x));
+    if (line % shorts == shorts - 1)
+        *sum = vi_add(*sum, short_total(*part));
+}
+
 /* Sums of one step: lo[i] += columns 0..31 of token i, hi[i] += columns 32..63. Meanwhile what lies
  * `ahead` is fetched, a line for each line. */
 INLINE void dot_step(code_kind kind, load_kind loads, int tokens, const uint8_t *step, const uint8_t *ahead, vb table,
                      const int8_t *const *x, int64_t column, vi (*lo)[CHAINS_INT8], vi (*hi)[CHAINS_INT8])
 {
-    int chains = tokens <= CHAINED ? CHAINS_INT8 : 1;
+    int shorts = short_lines(kind), chains = tokens <= CHAINED && !shorts ? CHAINS_INT8 : 1;
+    vi part[2][GEMV_TOKENS];
     vb raw[12];
     if (kind != CODES_INT8 && loads == LOADS_IN_ORDER)
         load_lines(kind == CODES_LINEAR6 ? 12 : 8, step, ahead, raw);
@@ -57,8 +70,9 @@ INLINE void dot_step(code_kind kind, load_kind loads, int tokens, const uint8_t 
         vb two = kind == CODES_LINEAR6 ? raw[8 + line / 2] : raw[line];
         vb low = line_low(kind, raw[line], table, two, line), high = line_high(kind, raw[line], table, two, line);
         for (int i = 0; i < tokens; i++) {
-            lo[i][line % chains] = vi_dot_at(lo[i][line % chains], low, x[i] + column + 4 * line);
-            hi[i][line % chains] = vi_dot_at(hi[i][line % chains], high, x[i] + column + 32 + 4 * line);
+            const int8_t *at = x[i] + column + 4 * line;
+            dot_line(shorts, line, low, at, &part[0][i], &lo[i][line % chains]);
+            dot_line(shorts, line, high, at + 32, &part[1][i], &hi[i][line % chains]);
         }
     }
 #pragma GCC unroll 16

@@ -29,7 +29,7 @@
  *   short_dot short_total   the same for codes 0..15, in a form that holds SHORT_SUMS of them (0: any number); of
  *                       codes 0..63 SHORT_SUMS_6
  *   STREAM_LOADS        the greatest load_kind that streams have, where cpu_tuning says so
- *   BLOCKS_BOOK4 BLOCKS_LINEAR6     whether block_int8.inc.c is faster for such codes
+ *   BLOCKS_BOOK4 BLOCKS_LINEAR4 BLOCKS_LINEAR6     whether block_int8.inc.c is faster for such codes
  *   vf_dot_bf16         acc + products of pairs, the odd one first: fma(even, even, fma(odd, odd, acc)), as
  *                       the instruction has it (found by trial on Zen 4); it flushes subnormals     vx_load
  *   vf_store_bf16_normal    of values that are 0 or normal     vf_scale2(a, n)  a * 2^n, both normal

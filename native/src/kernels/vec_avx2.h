@@ -245,7 +245,7 @@ enum { LOWRANK_ROWS = 2, LOWRANK_RANKS = 2, LOWRANK_PANELS = 2 };
 enum { EXACT_QUERIES = 2, EXACT_VECTORS = 2, DELTA_VECTORS = 2 };
 enum { STREAM_MOST_INT4 = 2, STREAM_MOST_INT8 = 2 };
 enum { GEMM_TOKENS = 4, GEMM_PANELS = 1, DOT_LINEAR4 = 1, SHORT_SUMS = 8 };
-enum { SHORT_SUMS_6 = 2, BLOCKS_BOOK4 = 0, BLOCKS_LINEAR6 = 1 };
+enum { SHORT_SUMS_6 = 2, BLOCKS_BOOK4 = 0, BLOCKS_LINEAR4 = 1, BLOCKS_LINEAR6 = 1 };
 static const load_kind STREAM_LOADS = LOADS_FAR;
 #define DOT_BIAS_INT8 0
 #define DOT_BIAS_BOOK4(codebook) 0
@@ -312,11 +312,13 @@ INLINE vx vx_load(const void *p)
 INLINE vi vi_dot(vi acc, vb w, vx x) { return (vi){dot8(acc.a, w.a, x), dot8(acc.b, w.b, x)}; }
 
 /* Codes 0..15 need no sign, and SHORT_SUMS of their products, 2 * 15 * 127 each, fit 16 bits; so do SHORT_SUMS_6 of
- * 2 * 63 * 127. */
+ * 2 * 63 * 127. Without the assembly, gcc 12 adds them up in a tree, for which all products of a step wait in memory. */
 INLINE vi short_dot(vi acc, vb w, vx x)
 {
-    return (vi){_mm256_add_epi16(acc.a, _mm256_maddubs_epi16(w.a, x)),
-                _mm256_add_epi16(acc.b, _mm256_maddubs_epi16(w.b, x))};
+    acc.a = _mm256_add_epi16(acc.a, _mm256_maddubs_epi16(w.a, x));
+    acc.b = _mm256_add_epi16(acc.b, _mm256_maddubs_epi16(w.b, x));
+    __asm__("" : "+x"(acc.a), "+x"(acc.b));
+    return acc;
 }
 INLINE vi short_total(vi acc)
 {
