@@ -4,7 +4,7 @@
 
 MODEL is smollm2 or gemma3, published weights that are fetched as tests/published does, or a folder that transformers
 reads, such as profiles/kt-mini. transformers runs the model in f32; the weight and the input of every product are
-rounded as a way says, but for the output head, whose input has 15 bits in kt whatever the format, and the router, which
+rounded as a way says, but for the output head, whose input is nearly exact in kt, and the router, which
 is exact. Each way is compared with the model as it is: nats per token lost, KL divergence, share of equal top tokens.
 """
 

@@ -56,7 +56,7 @@ TYPES = {
 }
 FALLBACK = {"iq4_xs": "iq4_nl", "q4_K": "q5_0", "q6_K": "q8_0"}
 THEIRS = ("iq4_xs", "q4_K_m", "q6_K")
-OURS = ("nl4-s8", "int6", "int8")
+OURS = ("int4-s8", "nl4-s8", "int6", "int8")
 WINDOW = 512
 Floats = NDArray[np.float32]
 

@@ -132,12 +132,13 @@ def _stages(model: Model) -> Iterator[_Stage]:
 
 def need_bytes(model: Model, tokens: int) -> int:
     """Returns the bytes of memory that a calibration with a text of `tokens` tokens needs for the weights of its
-    largest stage (usually one layer) and the residuals (hidden states) of the text, buffers not included."""
+    largest stage (usually one layer) and the residuals (hidden states) of the text before and behind it, buffers not
+    included."""
     width = largest = 0
     for stage in _stages(model):
         width = max(width, stage.recording.results[0].width)
         largest = max(largest, _weight_bytes(stage))
-    return largest + 4 * width * tokens
+    return largest + 2 * 4 * width * tokens
 
 
 def _weight_bytes(stage: _Stage) -> int:
@@ -176,9 +177,7 @@ class CalibrationRun:
         self._sums = {name: _Sums.of(tensor) for name, tensor in self._tensors.items()}
         self._batches = [_batch(model, each) for each in _windows(ids, begin)]
         self._residuals: list[Rows] = []
-        self._before: list[
-            Rows
-        ] = []  # those before the last stage, whose memory the next one takes
+        self._before: list[Rows] = []  # the last stage's, whose memory the next one takes
         self._stages = list(_stages(model))
         self._source = EncodedSource(
             checkpoint, recipe, pool, max(map(_weight_bytes, self._stages))

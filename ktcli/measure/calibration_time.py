@@ -56,9 +56,12 @@ def estimate(model: Model, recipe: Recipe, tokens: int, pool: Pool, threads: int
     products = 2 * tokens * sum(n * t.n * t.k for n, t in zip(each, read, strict=True))
     squares = tokens * sum(n * t.k for n, t in zip(each, read, strict=True))
     peak = max(pool.ceiling(Ceiling.INT8, _PEAK_S) for _ in range(_PEAK_RUNS))
+    convert_s = _encoding_s(tensors, recipe, pool)
+    slower_s = _encoding_s(tensors, recipe, pool, weighted=True) - convert_s
     work_s = _encoding_s(read, RECIPE, pool) + products / (_SHARE_OF_PEAK * peak)
-    calibrate_s = (work_s + squares * _SQUARE_S) / threads + _STAGE_S * (model.spec.layers + 2)
-    return ConversionTime(_encoding_s(tensors, recipe, pool) / threads, calibrate_s)
+    work_s += squares * _SQUARE_S + max(slower_s, 0.0)
+    calibrate_s = work_s / threads + _STAGE_S * (model.spec.layers + 2)
+    return ConversionTime(convert_s / threads, calibrate_s)
 
 
 def _read_matrices(tensor: Tensor, top_k: int) -> int:
@@ -66,16 +69,19 @@ def _read_matrices(tensor: Tensor, top_k: int) -> int:
     return min(top_k, tensor.count) if tensor.role is Role.EXPERTS else tensor.count
 
 
-def _encoding_s(tensors: Sequence[Tensor], recipe: Recipe, pool: Pool) -> float:
+def _encoding_s(
+    tensors: Sequence[Tensor], recipe: Recipe, pool: Pool, *, weighted: bool = False
+) -> float:
     numbers = Counter[Format]()
     for tensor in tensors:
         if fmt := format_of(tensor, recipe):
             numbers[fmt] += tensor.elements
-    return sum(count * _encode_s(fmt, pool) for fmt, count in numbers.items())
+    return sum(count * _encode_s(fmt, pool, weighted) for fmt, count in numbers.items())
 
 
-def _encode_s(fmt: Format, pool: Pool) -> float:
-    """The seconds to encode a number in a format."""
+def _encode_s(fmt: Format, pool: Pool, weighted: bool) -> float:
+    """The seconds to encode a number in a format; where `weighted`, with the importance of its column."""
+    importance = np.exp2(np.arange(_SIDE, dtype=np.float32) % 5) if weighted else None
     values = np.random.default_rng(0).standard_normal((_SIDE, _SIDE), dtype=np.float32)
     rounded = (values.view(np.uint32) >> 16).astype("<u2")
     source = Numbers(DType.BF16, rounded.reshape(-1).view(np.uint8), _SIDE, _SIDE)
@@ -83,6 +89,6 @@ def _encode_s(fmt: Format, pool: Pool) -> float:
     times = []
     for _ in range(_RUNS):
         begun = time.perf_counter()
-        pool.pack(fmt, source.whole, stored)
+        pool.pack(fmt, source.whole, stored, importance=importance)
         times.append(time.perf_counter() - begun)
     return min(times) / values.size

@@ -62,11 +62,11 @@ class StageFiles:
         """Begins to write the sums and the residuals of a finished stage to files, after which those of the stage
         before are removed; errors in writing are ignored. The arrays must not change any more."""
         self.wait()
-        self._writing = Thread(
-            target=self._write, args=(stage, list(sums), residuals), name="kt-stage"
-        )
-        with signals_blocked():
-            self._writing.start()
+        args = (stage, list(sums), residuals)
+        writing = Thread(target=self._write, args=args, name="kt-stage")
+        with signals_blocked():  # a thread that is there is waited for
+            writing.start()
+            self._writing = writing
 
     def wait(self) -> None:
         """Waits until all that was added is written."""
@@ -95,10 +95,15 @@ def _write(path: Path, arrays: Iterable[NDArray[np.generic]]) -> None:
         check = zlib.crc32(part, check)
     beside = path.with_name(f"{path.name}.part")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    with os.fdopen(os.open(beside, flags, 0o644), "wb") as file:
-        file.write(check.to_bytes(_CHECK_BYTES, "little"))
-        file.writelines(parts)
-    beside.replace(path)
+    try:
+        with os.fdopen(os.open(beside, flags, 0o644), "wb") as file:
+            file.write(check.to_bytes(_CHECK_BYTES, "little"))
+            file.writelines(parts)
+        beside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
 
 
 def _content(path: Path) -> memoryview | None:

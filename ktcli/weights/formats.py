@@ -51,7 +51,7 @@ TABLE = (
     FormatRow(Format("nl4", bits=4, group=64, scale=Scale.BF16, codebook=NON_LINEAR), better="int8-row"),
     FormatRow(Format("nl4-g32", bits=4, group=32, scale=Scale.BF16, codebook=NON_LINEAR), better="int8-row"),
     # Scales of a byte, so that groups of 32 take the bytes of int4's of 64. Those above and nl4-s8 lose more in as many
-    # bytes, or in more: no choice is made of them. The rotation makes weights even, so codes need not be closer
+    # bytes or nearly: no choice is made of them. The rotation makes weights even, so codes need not be closer
     # together anywhere, and lets columns make up for each other's errors (formats.h, FEEDBACK).
     FormatRow(Format("int4-s8", bits=4, group=32, scale=Scale.E4M3, codebook=LINEAR, rotation=64),
               better="int8-row", automatic=("", MIXED)),

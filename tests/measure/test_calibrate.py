@@ -7,11 +7,12 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from threading import Thread
@@ -180,6 +181,22 @@ def test_a_stopped_run_is_continued(
 
 def full(*args: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_file_that_finds_no_room_is_removed(tmp_path: Path, small_files: None) -> None:
+    files = StageFiles(tmp_path)
+    files.add(0, [np.ones(1)], [np.ones(1 << 20, np.float32)])
+    files.wait()
+    assert files.done() == 0 and [path.name for path in tmp_path.iterdir()] == ["00000.sums"]
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """Files cannot become larger than 1 MiB."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_strange_files_of_stages_are_passed_over(tmp_path: Path) -> None:

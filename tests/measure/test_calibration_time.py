@@ -17,10 +17,12 @@ PEAK = 1e12
 
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Pool:
-    """A pool that computes at PEAK, and encodes 10^8 numbers per second, of 8 bits 10^9."""
+    """A pool that computes at PEAK, and encodes 10^8 numbers per second, of 8 bits 10^9; int6 half as many with
+    importance."""
 
-    def encode_s(fmt: Format, pool: Pool) -> float:
-        return 1e-9 if fmt.name.startswith("int8") else 1e-8
+    def encode_s(fmt: Format, pool: Pool, weighted: bool) -> float:
+        as_ever = 1e-9 if fmt.name.startswith("int8") else 1e-8
+        return 2 * as_ever if weighted and fmt.name == "int6" else as_ever
 
     monkeypatch.setattr(under_test, "_encode_s", encode_s)
     monkeypatch.setattr(Pool, "ceiling", lambda *_: PEAK)
@@ -51,6 +53,15 @@ def test_a_sparse_model_is_calibrated_and_a_dense_one_is_not(pool: Pool) -> None
 
 def test_small_models_are_not_calibrated_by_themselves(pool: Pool) -> None:
     assert not estimate(build(QWEN3), Recipe.named("int4", "int4"), 16_384, pool, 1).is_short
+
+
+def test_encoding_with_importance_counts(pool: Pool) -> None:
+    model = build(QWEN3)
+    known, slower = (
+        estimate(model, Recipe.named(name, name), 256, pool, 2) for name in ("int4", "int6")
+    )
+    assert slower.convert_s == known.convert_s
+    assert slower.calibrate_s == pytest.approx(known.calibrate_s + known.convert_s)
 
 
 def test_twice_the_conversion_is_the_limit() -> None:
