@@ -111,8 +111,7 @@ def rotary(
         linear: the divisor of positions (rope_type "linear").
         factors: a divisor of the frequency of each pair; empty: none.
     """
-    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    wavelengths = np.float32(theta) ** exponents
+    wavelengths = _wavelengths(dim, theta)
     inverse = np.float32(1.0) / wavelengths / np.float32(linear)
     scale = 1.0
     if yarn is not None:
@@ -190,8 +189,7 @@ def long_rotary(
         short, long: factors of the wavelength of each pair, up to `original` positions and beyond.
         scale: factors of cos and sin, up to `original` positions and beyond.
     """
-    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    wavelengths = np.float32(theta) ** exponents
+    wavelengths = _wavelengths(dim, theta)
     near, far = (
         tuple(float(value) for value in np.float32(1.0) / (np.float32(factors) * wavelengths))
         for factors in (np.array(short), np.array(long))
@@ -200,6 +198,16 @@ def long_rotary(
     return LongRope(
         dim, near, of_near, interleaved, original=original, beyond=far, beyond_scale=of_far
     )
+
+
+def _wavelengths(dim: int, theta: float) -> F32Array:
+    """The positions in which each pair of columns turns by one radian, f32 [dim / 2].
+
+    Rounded from f64: the last bit of numpy's powers in f32 depends on the CPU, and with it would the keys of pages.
+    """
+    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    base = float(np.float32(theta))
+    return np.array([base**each for each in exponents.tolist()], np.float32)
 
 
 def _ramp(yarn: Yarn, dim: int, theta: float) -> F32Array:

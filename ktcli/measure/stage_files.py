@@ -12,14 +12,13 @@ import zlib
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ktcli import smallfiles
 from ktcli.errors import KtError
-from ktcli.threads import signals_blocked
+from ktcli.threads import Daemon
 
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
@@ -34,7 +33,7 @@ class StageFiles:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._writing: Thread | None = None
+        self._writing: Daemon | None = None
 
     def done(self) -> int:
         """Returns how many stages of the calibration, counted from the first, need not be run again, because all their
@@ -62,11 +61,9 @@ class StageFiles:
         """Begins to write the sums and the residuals of a finished stage to files, after which those of the stage
         before are removed; errors in writing are ignored. The arrays must not change any more."""
         self.wait()
-        args = (stage, list(sums), residuals)
-        writing = Thread(target=self._write, args=args, name="kt-stage")
-        with signals_blocked():  # a thread that is there is waited for
-            writing.start()
-            self._writing = writing
+        writing = Daemon(self._write, stage, list(sums), residuals, name="kt-stage")
+        writing.start()
+        self._writing = writing
 
     def wait(self) -> None:
         """Waits until all that was added is written."""

@@ -24,8 +24,10 @@ def test_other_rounding_makes_other_keys() -> None:
 
 
 def test_what_earlier_versions_stored_is_found() -> None:
-    """The keys of pages on people's disks begin from this; where a change of what pages hold changes it, so be it."""
+    """The keys of pages on people's disks begin from this; where a change of what pages hold changes it, so be it.
+
+    Of CPUs with AVX-512 it is that since rotations are the same on all CPUs."""
     profile = catalog.find("qwen3-30b-a3b")
     assert profile is not None
     found = facts_of(build(profile.config), Recipe(dense=FORMATS["int8"]), "weights")["model"]
-    assert isinstance(found, str) and found.startswith("e4aa29ed087be145")
+    assert isinstance(found, str) and found.startswith("6eac5519bd609ecf")
