@@ -36,19 +36,24 @@ def seed(facts: Mapping[str, object]) -> bytes:
 def facts_of(model: Model, recipe: Recipe, weights: str) -> dict[str, object]:
     """Returns the facts that change the bytes of KV-cache pages on every engine, a JSON-like mapping for `seed`:
     "weights", "formats" (a list of names), "model" (a SHA-256 of its description) and, where they apply, "forms",
-    "activations" and "rotations" (variants of how they are computed).
+    "queries", "activations" and "rotations" (variants of how they are computed).
 
     Args:
         model: at the context that is asked for: rotations can depend on it.
         weights: the identity of their source.
     """
     forms = {"forms": "of positions"} if model.spec.latent else {}  # before, they were of chunks
+    fine = (
+        recipe.dense.rotation > 0 and recipe.dense.group > 0
+    )  # before, queries of some latents read 15 bits
+    queries = {"queries": "by group"} if model.spec.latent and fine else {}
     return {
         "weights": weights,
         "formats": [recipe.name, *sorted(part.value for part in recipe.in_f32)],
         # The class was named DecoderModel when the first pages were stored, which are found by this text.
         "model": hashlib.sha256(f"Decoder{model!r}".encode()).hexdigest(),
         **forms,
+        **queries,
         **_rounding(recipe),
     }
 

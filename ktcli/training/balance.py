@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ktcli.models import Model
+from ktcli.ops.torch.functions import softmax
 
 # The families whose models in transformers add this loss; in others LLaMA-Factory's moe_aux_loss_coef changes nothing.
 _FAMILIES = frozenset(
@@ -58,6 +59,4 @@ class RouterBalance:
         through their logits [T, E]; valid once all layers were added.
         """
         weight = (self._chosen * (self._experts / self._rows**2)).to(logits[0].device)
-        return sum(
-            ((each.softmax(-1).sum(0) * weight).sum() for each in logits), weight.new_zeros(())
-        )
+        return sum(((softmax(each).sum(0) * weight).sum() for each in logits), weight.new_zeros(()))

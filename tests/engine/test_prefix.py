@@ -31,3 +31,13 @@ def test_what_earlier_versions_stored_is_found() -> None:
     assert profile is not None
     found = facts_of(build(profile.config), Recipe(dense=FORMATS["int8"]), "weights")["model"]
     assert isinstance(found, str) and found.startswith("6eac5519bd609ecf")
+
+
+def test_queries_of_latents_in_rotated_groups_are_marked() -> None:
+    """Before, those of some families read two int8 values of each activation."""
+    latent = catalog.find("deepseek-v3")
+    assert latent is not None
+    model = build(latent.config)
+    for name, marked in (("int6", True), ("int4-s8", True), ("int8", False), ("int4", False)):
+        assert ("queries" in facts_of(model, Recipe(dense=FORMATS[name]), "weights")) == marked
+    assert "queries" not in facts_of(build(QWEN3), Recipe(dense=FORMATS["int6"]), "weights")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -321,12 +322,39 @@ def scores(logits: Tensor, kind: Score) -> Tensor:
     softplus, or the logits themselves, as `kind` says.
     """
     if kind is Score.SOFTMAX:
-        return logits.softmax(-1)
+        return softmax(logits)
     if kind is Score.SIGMOID:
         return logits.sigmoid()
     if kind is Score.SPARSEMIXER:
         return logits
     return torch.nn.functional.softplus(logits).sqrt()
+
+
+class _Softmax(torch.autograd.Function):
+    """The softmax of rows. The last bits of torch's own gradient depend on how many of the rows a thread has (AMD EPYC
+    without AVX-512, torch 2.13)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out = x.softmax(-1)
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> Tensor:
+        (out,) = ctx.saved_tensors
+        grad: Tensor = out * (dout - (dout * out).sum(-1, keepdim=True))
+        return grad
+
+
+# torch declares no types for what applies a function.
+_softmax = cast("Callable[[Tensor], Tensor]", _Softmax.apply)
+
+
+def softmax(x: Tensor) -> Tensor:
+    """Returns the softmax of x [..., E] over its last dimension, whose gradient has the same bits with any number of
+    threads."""
+    return _softmax(x) if x.requires_grad else x.softmax(-1)
 
 
 def _near_shares(logits: Tensor, chosen: Tensor, band: float) -> Tensor:
@@ -337,7 +365,7 @@ def _near_shares(logits: Tensor, chosen: Tensor, band: float) -> Tensor:
         one = chosen[:, k : k + 1]
         top = logits.gather(1, one)
         is_far = (top - logits) / logits.abs().maximum(top) > band
-        near = others.masked_fill(is_far, float("-inf")).softmax(-1)
+        near = softmax(others.masked_fill(is_far, float("-inf")))
         shares = shares.scatter(1, one, near.gather(1, one))
         others = others.scatter(1, one, float("-inf"))
     return shares
